@@ -29,6 +29,7 @@ from clearhead.tasks.processor import AnyProcessor, Columns
 from clearhead.tasks.settings import option_names, refuse_unknown, validate
 from clearhead.tasks.trace import Trace, Tracer
 from clearhead.text import Row
+from clearhead.text.documents import is_plain_text
 
 SHIPPED = "shipped:"
 DATA = (str, Path, Mapping)
@@ -165,8 +166,15 @@ class Predictor:
         """The rows of a file, or of examples that are given."""
         if not isinstance(data, DATA):
             return self._make_rows(data, columns)
-        own = isinstance(data, Mapping) or str(data).startswith(SHIPPED) or not self.processor.shares_columns(data)
-        return list(self.processor.read_rows(_locate(data), self.columns if columns is None and not own else columns))
+        if columns is None and self._shares_columns(data):
+            columns = self.columns
+        return list(self.processor.read(_locate(data), columns, self.processor.documents))
+
+    def _shares_columns(self, data: str | Path | Mapping[str, str | Path]) -> bool:
+        """Whether the columns of the training files hold for this file, too; a plain text of documents has none."""
+        if isinstance(data, Mapping) or str(data).startswith(SHIPPED):
+            return False
+        return self.processor.documents is None or not is_plain_text(Path(data))
 
     def _check_inputs(self, inputs: Any) -> list[Any]:
         if not isinstance(inputs, Iterable) or isinstance(inputs, (bytes, Mapping)):

@@ -200,7 +200,7 @@ def test_a_run_says_what_auto_stands_for(run, pairs):
         rows_of(asked(40, 1)), named := recipe_of(answers={"kind": "pairs", "detector": "energy"})
     )
     processor.configure(named)
-    assert processor.chosen_settings() == {}, "what the recipe names was not chosen"
+    assert processor.chosen_settings == {}, "what the recipe names was not chosen"
 
 
 def test_the_threshold_rejects_the_stated_share_of_dev(run, predictor):

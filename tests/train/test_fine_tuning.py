@@ -94,7 +94,7 @@ def test_an_encoder_becomes_that_of_an_encoder_decoder_and_its_decoder_is_new(fo
     assert set(record["taken"]) == {name for name in start.tensors if name.startswith(("encoder.", "vocabulary."))}
     assert all(name.startswith("decoder.") for name in record["new"])
     assert record["left"] == ["to_labels.weight", "to_labels.bias"]
-    assert clearhead.load(run).processor.input_tokenizer().size == start.tokenizer.size
+    assert clearhead.load(run).processor.tokenizer.size == start.tokenizer.size
 
 
 def test_the_encoder_of_an_encoder_decoder_becomes_a_classifier(folder, tmp_path):

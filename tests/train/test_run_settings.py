@@ -19,7 +19,7 @@ from clearhead.tasks.answerer import Evaluation
 from clearhead.tasks.translation import TranslationAnswerer, TranslationProcessor
 from clearhead.text import Row
 from clearhead.train import finished_model, run_training
-from clearhead.train.data import fit_recipe
+from clearhead.train.data import fit_recipe, split_off
 from clearhead.train.observers import LossPlot, Sample
 from clearhead.train.recipe import check_recipe, read_recipe
 from tests.train.corpus import write_corpus, write_recipe
@@ -58,12 +58,12 @@ def test_a_share_of_train_may_be_dev(tmp_path, capsys):
 
 def test_what_is_split_off_follows_from_the_seed_and_is_not_trained_on():
     rows = [Row((str(number),), "a.tsv", number) for number in range(100)]
-    kept, chosen = TranslationProcessor.split_off(rows, 0.07, seed=3)
+    kept, chosen = split_off(rows, 0.07, seed=3)
     assert (len(kept), len(chosen)) == (93, 7)
     assert sorted(kept + chosen, key=lambda row: row.line) == rows
-    assert (kept, chosen) == TranslationProcessor.split_off(rows, 0.07, seed=3)
-    assert chosen != TranslationProcessor.split_off(rows, 0.07, seed=4)[1]
-    assert len(TranslationProcessor.split_off(rows, 0.0001, seed=3)[1]) == 1, "at least one"
+    assert (kept, chosen) == split_off(rows, 0.07, seed=3)
+    assert chosen != split_off(rows, 0.07, seed=4)[1]
+    assert len(split_off(rows, 0.0001, seed=3)[1]) == 1, "at least one"
 
 
 def test_a_share_that_leaves_nothing_to_learn_from_is_refused(tmp_path):

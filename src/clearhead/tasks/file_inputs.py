@@ -74,32 +74,10 @@ class FileInputs(TextInputs, ABC):
         """Rows of paths and texts, by these names, from a table or a folder, or the rows that a program makes."""
         if not isinstance(source, Mapping):
             if is_generated(source):
-                return cls._generate(str(source))
+                return _generate(str(source), cls.generators)
             if Path(source).expanduser().is_dir():
-                return cls._read_folder(Path(source).expanduser())
+                return _read_folder(Path(source).expanduser(), cls.kind, cls.suffixes)
         return resolve_paths(read(source, names, columns), names)
-
-    @classmethod
-    def _read_folder(cls, folder: Path) -> Iterator[Row]:
-        """Files with a text file of the same name beside them, in this folder and those below it, by name."""
-        paths = sorted(path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith("."))
-        inputs = [path for path in paths if path.suffix.lower() in cls.suffixes]
-        if not inputs:
-            kinds = ", ".join(cls.suffixes)
-            raise DataError(f"{folder} has no {cls.kind} files ({kinds}) with a {TEXT} file beside each")
-        return (Row((str(path), _read_beside(path)), str(path), 0) for path in inputs)
-
-    @classmethod
-    def _generate(cls, source: str) -> Iterator[Row]:
-        name, _, count = source.removeprefix(MADE).partition(":")
-        kind, _, part = name.partition(".")
-        if kind not in cls.generators:
-            raise ConfigError(f"{source}: no program makes {kind!r}; {suggest_name(kind, cls.generators)}")
-        number = parse_whole_number(count)
-        if part not in PARTS or (count and not number):
-            raise ConfigError(f"{source}: write {MADE}{kind}.train, .dev or .test, then :1000 for so many rows")
-        made = cls.generators[kind](part, number)
-        return (Row(values, f"{MADE}{name}", line) for line, values in enumerate(made, 1))
 
     def load_rows(self, rows: Iterable[Row]) -> list[Row]:
         """The rows with the content of their inputs, or with an `UnreadableInput` in its place."""
@@ -223,6 +201,28 @@ def is_generated(source: str | Path) -> bool:
     (True, False)
     """
     return str(source).startswith(MADE)
+
+
+def _generate(source: str, generators: Mapping[str, Generator]) -> Iterator[Row]:
+    """The rows that a program makes for a source such as `made:scenes.train:1000`."""
+    name, _, count = source.removeprefix(MADE).partition(":")
+    kind, _, part = name.partition(".")
+    if kind not in generators:
+        raise ConfigError(f"{source}: no program makes {kind!r}; {suggest_name(kind, generators)}")
+    number = parse_whole_number(count)
+    if part not in PARTS or (count and not number):
+        raise ConfigError(f"{source}: write {MADE}{kind}.train, .dev or .test, then :1000 for so many rows")
+    made = generators[kind](part, number)
+    return (Row(values, f"{MADE}{name}", line) for line, values in enumerate(made, 1))
+
+
+def _read_folder(folder: Path, kind: str, suffixes: Sequence[str]) -> Iterator[Row]:
+    """Files with a text file of the same name beside them, in this folder and those below it, by name."""
+    paths = sorted(path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith("."))
+    inputs = [path for path in paths if path.suffix.lower() in suffixes]
+    if not inputs:
+        raise DataError(f"{folder} has no {kind} files ({', '.join(suffixes)}) with a {TEXT} file beside each")
+    return (Row((str(path), _read_beside(path)), str(path), 0) for path in inputs)
 
 
 def resolve_paths(rows: Iterable[Row], columns: tuple[str, ...]) -> Iterator[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from clearhead.model import ModelConfig
 from clearhead.tasks.inputs import TextInputs
-from clearhead.tasks.settings import Data, TaskRecipe
+from clearhead.tasks.settings import TaskRecipe
 
 if TYPE_CHECKING:
     from typing import Self
@@ -79,36 +80,26 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
     added_tokens: ClassVar[int] = 1  # that a text has beside its own: its end, or its start and end
     default_shape: ClassVar[str] = "classic"  # of a recipe whose [model] has no shape
     predicts_tokens: ClassVar[bool] = False  # whether its model has scores over the vocabulary
+    stacks: ClassVar[tuple[str, ...]] = ("encoder",)  # the stacks of layers of its model, in this order
     inputs: TextInputs = TextInputs()
     config: ModelConfig
+    # Of the inputs, which a model that starts from these weights takes over; None if there is none for all texts.
+    tokenizer: Tokenizer | None = None
+    documents: str | None = None  # where rows are documents: what of a `.txt` file is one, as in `[data]`
+    # What the data chose where the recipe says "auto", by the key in the recipe. `Objective.calibrate` may add to it.
+    chosen_settings: Mapping[str, str] = MappingProxyType({})
 
     # Data
 
     @classmethod
-    def read(cls, source: Files, columns: Columns = None, data: Data | None = None) -> Iterator[Row]:
+    def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
         """The rows of a file, values in the order of the task's columns; `clearhead.text.read` explains `columns`.
 
-        `data` is the recipe's section, for tasks that read files as it says.
+        `documents` says what of a `.txt` file is a row, where rows are documents.
         """
         from clearhead.text import read
 
         return read(source, cls.columns, columns)
-
-    def read_rows(self, source: Files, columns: Columns = None) -> Iterator[Row]:
-        """The rows of a file that is to be scored, read as the training data were."""
-        return self.read(source, columns)
-
-    def shares_columns(self, source: str | Path) -> bool:
-        """Whether the columns of the training files hold for this file, too, where none are given."""
-        return True
-
-    @classmethod
-    def split_off(cls, rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
-        """Splits a random share of the rows (at least one) off for dev; the same split for the same seed."""
-        count = max(1, round(share * len(rows)))
-        chosen = set(np.random.default_rng([seed, len(rows)]).permutation(len(rows))[:count].tolist())
-        rest = [row for place, row in enumerate(rows) if place not in chosen]
-        return rest, [row for place, row in enumerate(rows) if place in chosen]
 
     @classmethod
     @abstractmethod
@@ -120,13 +111,6 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
 
     def configure(self, recipe: RecipeT) -> None:
         """Takes over what a resumed run may change, such as settings of decoding."""
-
-    def chosen_settings(self) -> dict[str, str]:
-        """What the data chose where the recipe says "auto", by the key in the recipe; run, metrics and card say it.
-
-        `Objective.calibrate` may add to it.
-        """
-        return {}
 
     @abstractmethod
     def examples(self, rows: Iterable[Row], report: Report, recipe: RecipeT | None = None) -> Examples[BatchT]:
@@ -158,11 +142,6 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
         """A new model with random weights and the task's output head; the only place where one is made."""
 
     @classmethod
-    def stacks(cls, recipe: RecipeT) -> tuple[str, ...]:
-        """The stacks of layers that the model of such a recipe has: "encoder", "decoder" or both, in this order."""
-        return ("encoder",)
-
-    @classmethod
     def make_config(cls, recipe: RecipeT, start: Pretrained | None = None, **sizes: int) -> ModelConfig:
         """The model that a recipe's [model] describes, with the sizes that the data decide.
 
@@ -170,17 +149,12 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
         """
         changes = dict(recipe.model)
         if start is not None:
-            stacks = cls.stacks(recipe)
-            config = start.adapt_config(stacks, predicts_tokens=cls.predicts_tokens)
-            if stacks == ("decoder",) == start.stacks:
+            config = start.adapt_config(cls.stacks, predicts_tokens=cls.predicts_tokens)
+            if cls.stacks == ("decoder",) == start.stacks:
                 # Some checkpoints have scores for more tokens than their tokenizer: they stay, so that logits do.
                 sizes["vocabulary"] = max(sizes["vocabulary"], config.vocabulary)
             return config.change(**{**sizes, **changes})
         return ModelConfig.named(str(changes.pop("shape", cls.default_shape)), **{**sizes, **changes})
-
-    def input_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the inputs, for another model that starts from these weights; None if there is none."""
-        return getattr(self, "tokenizer", None)
 
     # Model folder
 

@@ -62,6 +62,11 @@ class Data(Section):
             raise ValueError("as a share of train it should be greater than 0 and less than 1")
         return checked
 
+    @property
+    def document_kind(self) -> str | None:
+        """What of a `.txt` file is one row, where rows are documents."""
+        return None
+
     def resolve(self, find: Callable[[str], Path]) -> Data:
         """With the content of other files that the section names, such as names of labels; `find` gives their paths."""
         return self

@@ -118,7 +118,7 @@ class TaskTracer(Tracer, Generic[AnswererT]):
         return type(self)(self.name, type(self.answerer)(self.answerer.processor, model))
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
-        tokenizer = self.answerer.processor.input_tokenizer()
+        tokenizer = self.answerer.processor.tokenizer
         return [] if tokenizer is None else tokenizer.pieces(numbers)
 
     def refuse_answer(self, answer: str | None) -> None:

@@ -7,6 +7,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from clearhead.errors import ConfigError, DataError
 from clearhead.formatting import format_count
 from clearhead.model import ModelConfig
@@ -17,6 +19,7 @@ from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import AnyProcessor, Examples, Processor
 from clearhead.tasks.settings import Source
 from clearhead.text import Report, Row
+from clearhead.text.documents import split_document
 from clearhead.text.report import SHOWN
 from clearhead.train.fine_tuning import check_base
 from clearhead.train.processes import Processes
@@ -127,13 +130,24 @@ def _split_rows(recipe: Recipe, files: Sequence[Iterator[Row]]) -> tuple[list[Ro
     rows = [row for file in files for row in islice(file, recipe.data.lines)]
     if not isinstance(recipe.data.dev, float):
         return rows, []
-    train, dev = recipe.kind.processor.split_off(rows, recipe.data.dev, recipe.seed)
+    if len(rows) == 1 and recipe.data.document_kind is not None:  # of a single document, its end
+        first, last = split_document(rows[0], recipe.data.dev)
+        return [first], [last]
+    train, dev = split_off(rows, recipe.data.dev, recipe.seed)
     if rows and not train:
         raise DataError(
             f"data.dev = {recipe.data.dev} splits off all {format_count(len(rows), 'row')} of data.train, and none is "
             f"left to learn from; add rows, or leave data.dev out (the first row is {rows[0].where})"
         )
     return train, dev
+
+
+def split_off(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
+    """Splits a random share of the rows (at least one) off; the same split for the same seed."""
+    count = max(1, round(share * len(rows)))
+    numbers = set(np.random.default_rng([seed, len(rows)]).permutation(len(rows))[:count].tolist())
+    rest = [row for number, row in enumerate(rows) if number not in numbers]
+    return rest, [row for number, row in enumerate(rows) if number in numbers]
 
 
 def _describe_contradictions(processor: AnyProcessor, contradictions: Sequence[Sequence[Row]]) -> str:
@@ -160,7 +174,7 @@ def _open_files(recipe: Recipe, given: Source | list[Source] | None, base: Path)
     if given is None:
         return []
     read, columns = recipe.kind.processor.read, recipe.data.columns
-    return [read(source, columns, recipe.data) for source in resolve_sources(given, base)]
+    return [read(source, columns, recipe.data.document_kind) for source in resolve_sources(given, base)]
 
 
 def _prepare_processor(

@@ -44,10 +44,10 @@ def write_finished_model(where: Path, trainer: Trainer) -> None:
     print_message(f"ended after step {position.step:,}: {_why_ended(trainer)}")
     adapter = read_adapter(where) if trainer.train.lora_rank else None
     model = _make_model(trainer, weights, adapter).to(processes.device).eval()
-    before = data.processor.chosen_settings()
+    before = data.processor.chosen_settings
     if message := data.objective.calibrate(model, data.examples.rows, data.dev_rows):
         print_message(message)
-    print_chosen({key: value for key, value in data.processor.chosen_settings().items() if key not in before})
+    print_chosen({key: value for key, value in data.processor.chosen_settings.items() if key not in before})
     metrics = _score_model(trainer, model)
     stored = None if adapter is None else (adapter, _collect_adapter(model, weights))
     _replace_model(where, data, model, metrics, stored)
@@ -80,7 +80,7 @@ def _score_model(trainer: Trainer, model: Model) -> dict[str, Any]:
         "examples": len(trainer.examples),
         "tokens": position.tokens,
     }
-    if chosen := data.processor.chosen_settings():
+    if chosen := data.processor.chosen_settings:
         metrics["chosen"] = chosen
     answerer = data.task.answerer(data.processor, model)
     for part, rows in (("dev", data.dev_rows), ("test", data.test)):
@@ -285,7 +285,7 @@ def model_card(name: str, data: TrainingData, model: nn.Module, metrics: dict[st
     given = recipe.data.train if isinstance(recipe.data.train, list) else [recipe.data.train]
     sources = [" + ".join(one.values()) if isinstance(one, dict) else one for one in given]
     layers = " + ".join(str(len(stack.layers)) for stack in model.modules() if isinstance(stack, Stack))
-    chosen = ", ".join(f'{key} = "{value}"' for key, value in data.processor.chosen_settings().items())
+    chosen = ", ".join(f'{key} = "{value}"' for key, value in data.processor.chosen_settings.items())
     lines = [
         f"# {name}",
         "",

@@ -50,7 +50,7 @@ def _read_huggingface(folder: Path) -> Pretrained:
 def _read_own(folder: Path) -> Pretrained:
     opened = ModelFolder.open(folder)
     processor = opened.processor()
-    tokenizer = processor.input_tokenizer()
+    tokenizer = processor.tokenizer
     if tokenizer is None:
         two = " with two tokenizers" if processor.inputs.kind == "text" else ""
         kind = f"{opened.task.name}{two}"

@@ -197,7 +197,7 @@ def _print_summary(where: Path, trainer: Trainer, base: Path) -> None:
     if data.fitted:
         chosen = ", ".join(f"{key} = {value}" for key, value in recipe.model.items())
         print_message(f"no [model] section: using {chosen}, chosen for {format_count(len(data.examples), 'example')}")
-    print_chosen(data.processor.chosen_settings())
+    print_chosen(data.processor.chosen_settings)
     if trainer.evaluator is None and (train.patience is not None or train.metric not in (None, "loss")):
         print_message("train.patience and train.metric do nothing without data.dev: the last weights are kept")
     if recipe.data.dev is not None and not isinstance(recipe.data.dev, float):

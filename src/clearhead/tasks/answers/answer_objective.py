@@ -122,6 +122,9 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
         self.processor.finder.fit(vectors, scores, [answer for _, answer in pairs])
         if len(rest) < len(train):
             self._fill_index(model, train, dev)
+        if self.processor.section.detector == "auto" and (calibration := self.processor.finder.calibration):
+            detector = {"answers.detector": calibration.detector}
+            self.processor.chosen_settings = {**self.processor.chosen_settings, **detector}
         asked, reject = sum(bool(answer) for _, answer in pairs), self.processor.section.reject
         if not reject or asked * reject >= FEWEST_REJECTED:
             return None

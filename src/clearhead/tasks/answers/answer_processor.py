@@ -45,6 +45,7 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
     metric = "accuracy"
     added_tokens = 2
     default_shape = "tiny"
+    tokenizer: Tokenizer
 
     def __init__(
         self,
@@ -90,23 +91,17 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
         """A run finds its answers anew: the index is made when it ends."""
         self.losses, self.section, self.longest = recipe.loss, recipe.answers, recipe.data.longest
         self.finder = AnswerFinder(self.labels, self.config.width, self.section, self.losses.temperature)
-
-    def chosen_settings(self) -> dict[str, str]:
-        chosen, calibration = dict[str, str](), self.finder.calibration
-        if self.section.kind == "auto":
-            chosen["answers.kind"] = self.kind
-        if self.section.detector == "auto" and calibration is not None:
-            chosen["answers.detector"] = calibration.detector
-        return chosen
+        self.chosen_settings = {"answers.kind": self.kind} if self.section.kind == "auto" else {}
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: AnswersRecipe | None = None) -> Examples[Any]:
         rows = list(rows)
         longest = None if recipe is None else recipe.data.longest
         towers, pairs = self.kind == "pairs", [clean_pair(row) for row in rows]
         distinct = list(dict.fromkeys(answer for _, answer in pairs if answer))
-        texts = dict(zip(distinct, self._tokenize(distinct), strict=True)) if towers else {}
+        texts = dict(zip(distinct, _tokenize(self.tokenizer, distinct), strict=True)) if towers else {}
+        tokenized = _tokenize(self.tokenizer, [question for question, _ in pairs])
         kept: list[tuple[list[int], str, Row]] = []
-        for row, (_, answer), tokens in zip(rows, pairs, self._tokenize([pair[0] for pair in pairs]), strict=True):
+        for row, (_, answer), tokens in zip(rows, pairs, tokenized, strict=True):
             size = max(len(tokens), len(texts.get(answer, ()))) - self.added_tokens
             flaws = self.find_flaws(row)
             if problem := self.row_problem(row):
@@ -132,10 +127,6 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
             return QuestionExamples(questions, answers, own, pad)
         known = {text: texts[text] for text in used}
         return PairExamples(questions, answers, known, own, pad=pad, negatives=self.section.hard_negatives)
-
-    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        ends = (self.tokenizer.start, self.tokenizer.end)
-        return [enclose([tokens], *ends) for tokens in self.tokenizer.encode_all(texts)]
 
     def row_problem(self, row: Row) -> str | None:
         return None if self.tokenizer.normal(clean_pair(row)[0]).strip() else "without a question"
@@ -216,6 +207,10 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
             )
         processor.finder.load(folder)
         return processor
+
+
+def _tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    return [enclose([tokens], tokenizer.start, tokenizer.end) for tokens in tokenizer.encode_all(texts)]
 
 
 def clean_pair(row: Row) -> tuple[str, str]:

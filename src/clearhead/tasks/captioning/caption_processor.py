@@ -18,7 +18,7 @@ from clearhead.tasks.captioning.caption_settings import CaptionDecode, CaptionRe
 from clearhead.tasks.captioning.picture_inputs import PictureInputs
 from clearhead.tasks.processor import Columns, Files
 from clearhead.tasks.sequence_to_sequence.generation import GeneratingProcessor
-from clearhead.tasks.settings import Data, validate
+from clearhead.tasks.settings import validate
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
@@ -39,12 +39,13 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
         self, target: Tokenizer, config: ModelConfig, preprocessing: Preprocessing, decode: CaptionDecode
     ) -> None:
         self.target, self.config, self.preprocessing, self.decode = target, config, preprocessing, decode
+        self.tokenizer = target
         self.inputs = PictureInputs(preprocessing)
 
     # Data
 
     @classmethod
-    def read(cls, source: Files, columns: Columns = None, data: Data | None = None) -> Iterator[Row]:
+    def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
         return PictureInputs.read(source, cls.columns, columns)
 
     @classmethod
@@ -93,9 +94,6 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
 
     def row_problem(self, row: Row) -> str | None:
         return self.inputs.find_problem(row)
-
-    def input_tokenizer(self) -> Tokenizer:
-        return self.target
 
     @property
     def patches(self) -> int:

@@ -16,7 +16,6 @@ from clearhead.tasks.classification.label_column import LabelColumn
 from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.processor import Columns, Files, Processor
-from clearhead.tasks.settings import Data
 from clearhead.tasks.text_windows import EncodedInput, encode_inputs, text_windows, window_size
 from clearhead.text.report import Flaw
 
@@ -51,6 +50,7 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
     columns: tuple[str, ...] = ("text", "label")
     metric = "accuracy"
     added_tokens = 2
+    tokenizer: Tokenizer
     default_shape = "tiny"
 
     def __init__(
@@ -91,7 +91,7 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
     # Data
 
     @classmethod
-    def read(cls, source: Files, columns: Columns = None, data: Data | None = None) -> Iterator[Row]:
+    def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
         """Rows of text and label, or of text, other and label where `columns` (or the files) name an `other`."""
         from clearhead.text import read
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import Decoder, ModelConfig
-from clearhead.tasks.language_model.language_settings import DocumentData, LanguageDecode, LanguageModelRecipe
+from clearhead.tasks.language_model.language_settings import LanguageDecode, LanguageModelRecipe
 from clearhead.tasks.language_model.packed_examples import PackedExamples
 from clearhead.tasks.processor import BatchT, Columns, Files, Processor
 from clearhead.tasks.segmentation import join_texts
-from clearhead.tasks.settings import Data, validate
-from clearhead.text.documents import is_plain_text, read_documents, split_document
+from clearhead.tasks.settings import validate
+from clearhead.text.documents import read_documents
 from clearhead.text.packed_documents import PackedDocuments, PackedRows
 
 if TYPE_CHECKING:
@@ -36,30 +36,16 @@ class DocumentProcessor(Processor[DocumentRecipeT, BatchT]):
     documents: str
 
     @classmethod
-    def read(cls, source: Files, columns: Columns = None, data: Data | None = None) -> Iterator[Row]:
-        """The documents of a file; without `data` a `.txt` is one document."""
-        return read_documents(source, data.documents if isinstance(data, DocumentData) else "file", columns)
-
-    def read_rows(self, source: Files, columns: Columns = None) -> Iterator[Row]:
-        return read_documents(source, self.documents, columns)
-
-    def shares_columns(self, source: str | Path) -> bool:
-        """A plain text is documents, also if the training file was a table."""
-        return not is_plain_text(Path(source))
-
-    @classmethod
-    def split_off(cls, rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
-        """A random share of the documents for dev; of a single one, its end."""
-        if len(rows) != 1:
-            return super().split_off(rows, share, seed)
-        first, last = split_document(rows[0], share)
-        return [first], [last]
+    def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
+        return read_documents(source, documents or "file", columns)
 
 
 class LanguageProcessor(DocumentProcessor[LanguageModelRecipe, PackedRows]):
     added_tokens = 0
     default_shape = "modern"
     predicts_tokens = True
+    stacks = ("decoder",)
+    tokenizer: Tokenizer
 
     def __init__(
         self,
@@ -81,10 +67,6 @@ class LanguageProcessor(DocumentProcessor[LanguageModelRecipe, PackedRows]):
     def settings(self) -> dict[str, Any]:
         own = ("context", "documents", "prompt_end", "prompt_start")
         return {**{name: getattr(self, name) for name in own}, "decode": self.decode.model_dump()}
-
-    @classmethod
-    def stacks(cls, recipe: LanguageModelRecipe) -> tuple[str, ...]:
-        return ("decoder",)
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: LanguageModelRecipe, start: Pretrained | None = None) -> Self:

@@ -19,6 +19,10 @@ class DocumentData(Data):
     longest: int = Field(256, ge=2)  # tokens of a row, the context; longer documents are cut into several rows
     documents: Literal["file", "lines", "paragraphs"] = "file"  # what of a .txt file is one document
 
+    @property
+    def document_kind(self) -> str:
+        return self.documents
+
 
 class DocumentText(Text):
     """`[text]`: how documents become tokens, and prompts the beginnings of documents."""

@@ -44,6 +44,7 @@ class MaskedProcessor(DocumentProcessor[PretrainingRecipe, MaskedTexts]):
     """`objective = "masked"`: an encoder with a head over the vocabulary, which other tasks leave out."""
 
     added_tokens = 2
+    tokenizer: Tokenizer
     default_shape = "tiny"
     predicts_tokens = True
 

@@ -59,12 +59,9 @@ class GeneratingProcessor(Processor[RecipeT, BatchT]):
     """Base class of the stored parts of tasks whose model writes texts: translation, summaries, captions, speech."""
 
     predicts_tokens = True
+    stacks = ("encoder", "decoder")
     target: Tokenizer  # of what is written
     decode: Decode  # the defaults of decoding
-
-    @classmethod
-    def stacks(cls, recipe: RecipeT) -> tuple[str, ...]:
-        return ("encoder", "decoder")
 
 
 GeneratingT = TypeVar("GeneratingT", bound=GeneratingProcessor[Any, Any])

@@ -97,9 +97,7 @@ class TextToTextProcessor(GeneratingProcessor[RecipeT, Pairs]):
 
     def __init__(self, source: Tokenizer, target: Tokenizer, config: ModelConfig, decode: Decode) -> None:
         self.source, self.target, self.config, self.decode = source, target, config, decode
-
-    def input_tokenizer(self) -> Tokenizer | None:
-        return self.source if self.source is self.target else None
+        self.tokenizer = source if source is target else None
 
     @cached_property
     def digits(self) -> tuple[set[int], set[int]]:

@@ -21,7 +21,7 @@ from clearhead.tasks.sequence_to_sequence.pair_objective import PairObjective
 from clearhead.tasks.sequence_to_sequence.pair_processor import PairData, PairProcessor, PairRecipe
 from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
 from clearhead.tasks.sequence_to_sequence.text_generation import TextGeneration, TextTracer
-from clearhead.tasks.settings import Data, option
+from clearhead.tasks.settings import option
 from clearhead.tasks.summarisation.lead_baseline import describe_lead, have_lines, take_lead
 from clearhead.tasks.summarisation.rouge import rouge_scores
 from clearhead.tasks.summarisation.source_coverage import SourceCoverage, measure_coverage
@@ -84,7 +84,7 @@ class SummaryProcessor(PairProcessor[SummaryRecipe]):
     longest_text = 0  # tokens of the longest text in training; 0: not known
 
     @classmethod
-    def read(cls, source: Files, columns: Columns = None, data: Data | None = None) -> Iterator[Row]:
+    def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
         """The rows of a file. In a JSONL a text may be a list of sentences, a summary a list of references."""
         from clearhead.text import Row, read
 

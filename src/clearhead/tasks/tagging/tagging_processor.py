@@ -11,7 +11,6 @@ from clearhead.errors import CheckpointError, DataError
 from clearhead.model import ModelConfig
 from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.processor import Columns, Files, Processor
-from clearhead.tasks.settings import Data
 from clearhead.tasks.tagging.entity_decoding import Decoder
 from clearhead.tasks.tagging.evaluation import find_flaws
 from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags, write_tags
@@ -55,6 +54,7 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
     columns = ("text", "entities")
     metric = "entity_f1"
     added_tokens = 2
+    tokenizer: Tokenizer
     default_shape = "tiny"
     inputs: SentenceInputs
 
@@ -70,7 +70,7 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
     # Data
 
     @classmethod
-    def read(cls, source: Files, columns: Columns = None, data: Data | None = None) -> Iterator[Row]:
+    def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
         if isinstance(source, Mapping):
             raise DataError(
                 "tagging reads one file with words and tags, or with texts and entities, not one file per column"

@@ -16,7 +16,7 @@ from clearhead.model import ModelConfig, SpeechModel
 from clearhead.model.speech_model import count_positions
 from clearhead.tasks.processor import Columns, Files
 from clearhead.tasks.sequence_to_sequence.generation import GeneratingProcessor
-from clearhead.tasks.settings import Data, validate
+from clearhead.tasks.settings import validate
 from clearhead.tasks.transcription.error_rates import import_jiwer
 from clearhead.tasks.transcription.sound_examples import SoundExamples, SpokenTexts
 from clearhead.tasks.transcription.sound_inputs import SoundInputs
@@ -48,7 +48,7 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
     # Data
 
     @classmethod
-    def read(cls, source: Files, columns: Columns = None, data: Data | None = None) -> Iterator[Row]:
+    def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
         return SoundInputs.read(source, cls.columns, columns)
 
     @classmethod
