@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from clearhead.tasks.alignment import (
         AlignedPair,
         alignment_links,
-        read_alignments,
         score_heads,
         word_attentions,
     )
@@ -115,7 +114,6 @@ if TYPE_CHECKING or _has_extras():  # without them `from clearhead import *` sti
         "Task",
         "alignment_links",
         "load",
-        "read_alignments",
         "run_training",
         "score_heads",
         "word_attentions",
@@ -134,7 +132,7 @@ _HOMES = {
     "model.huggingface": "from_huggingface to_huggingface",
     "predictor": "Predictor load",
     "tasks": "Prediction Task",
-    "tasks.alignment": "AlignedPair alignment_links read_alignments score_heads word_attentions",
+    "tasks.alignment": "AlignedPair alignment_links score_heads word_attentions",
     "text": "Tokenizer",
     "train": "Moment Observer run_training",
 }

@@ -1,7 +1,6 @@
 """Word alignment from cross-attention: by hand, against the reference, and on files with mistakes."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,15 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead import EncoderDecoder, ModelConfig
-from clearhead.errors import ConfigError, DataError, ShapeError
+from clearhead.errors import ConfigError, ShapeError
 from clearhead.tasks.alignment import (
     AlignedPair,
     alignment_error_rate,
     alignment_links,
-    cross_attention,
     cross_attentions,
     merge_words,
-    read_alignments,
     score_heads,
     share_tokens,
     word_attentions,
@@ -62,7 +59,9 @@ def test_it_is_every_heads_attention_when_a_token_is_written_or_read(model):
     model.eval()
     source, target = [5, 6, 7, 8, 2], [9, 10, 11]
     wanted = by_hand(model, source, [1, *target])
-    written, read = (cross_attention(model, source, target, start=1, when=when) for when in ("written", "read"))
+    [written], [read] = (
+        cross_attentions(model, [source], [target], start=1, when=when) for when in ("written", "read")
+    )
     assert written.shape == read.shape == (2, 3, 3, 5)
     torch.testing.assert_close(written, wanted[:, :, :-1], rtol=0, atol=1e-12)
     torch.testing.assert_close(read, wanted[:, :, 1:], rtol=0, atol=1e-12)
@@ -77,7 +76,7 @@ def test_pairs_of_different_lengths_are_the_same_in_a_batch_and_the_model_as_bef
     together = cross_attentions(model, sources, targets, start=1, batch=2)
     assert [tuple(one.shape) for one in together] == [(2, 3, 1, 5), (2, 3, 3, 2), (2, 3, 0, 3)]
     for source, target, batched in zip(sources, targets, together, strict=True):
-        alone = cross_attention(model, source, target, start=1)
+        [alone] = cross_attentions(model, [source], [target], start=1)
         torch.testing.assert_close(batched, alone, rtol=0, atol=1e-12)
         torch.testing.assert_close(batched.sum(-1), torch.ones(batched.shape[:3]).double(), rtol=0, atol=1e-12)
     assert not seen
@@ -124,11 +123,7 @@ def test_links_by_hand():
     weights = torch.tensor([[0.6, 0.3, 0.1], [0.7, 0.2, 0.1], [0.2, 0.4, 0.4], [0.0, 0.0, 0.0]])
     assert alignment_links(weights) == {(0, 0), (0, 1), (1, 2)}  # of equal weights the first; nothing from nothing
     assert alignment_links(weights, threshold=0.5) == {(0, 0), (0, 1)}
-    assert alignment_links(weights, direction="both") == {(0, 1), (1, 2)}
-    assert alignment_links(weights, direction="either") == {(0, 0), (0, 1), (1, 2), (2, 2)}
     assert alignment_links(torch.zeros(0, 3)) == set()
-    with pytest.raises(ConfigError, match="'target', 'both' or 'either', got 'up'"):
-        alignment_links(weights, direction="up")
 
 
 def test_the_error_rate_by_hand():
@@ -166,46 +161,9 @@ def test_every_head_is_scored(model, tokenizer):
     assert rates[0, 1] > 0.3
 
 
-def written(folder: Path, texts: str, gold: str) -> tuple[Path, Path]:
-    (folder / "texts").write_text(texts, encoding="utf-8")
-    (folder / "gold").write_text(gold, encoding="utf-8")
-    return folder / "texts", folder / "gold"
-
-
-def test_gold_files_are_read(tmp_path):
-    files = written(tmp_path, "\ufeff我 爱 你 ||| i love you\n好 ||| good\n", "\ufeff1-1 2p2 3-3\n\n")
-    first, second = read_alignments(*files)
-    assert first == AlignedPair(["我", "爱", "你"], ["i", "love", "you"], {(0, 0), (2, 2)}, {(0, 0), (1, 1), (2, 2)})
-    assert second == AlignedPair(["好"], ["good"], set(), set())
-
-
-@pytest.mark.parametrize(
-    ("texts", "gold", "words"),
-    [
-        ("a ||| b\n", "1-1\n1-1\n", "texts has 1 lines, .*gold has 2"),
-        ("a ||| b\na b\n", "1-1\n1-1\n", "texts:2: wanted `source words"),
-        ("a ||| \n", "1-1\n", "texts:1: wanted"),
-        ("a ||| b ||| c\n", "1-1\n", "texts:1: wanted"),
-        ("a ||| b\n", "1:1\n", "gold:1: '1:1' is no link"),
-        ("a ||| b\na ||| b\n", "1-1\n1-0\n", "gold:2: '1-0' links target word 0, but there are words 1 to 1"),
-        ("a ||| b\n", "2p1\n", "gold:1: '2p1' links source word 2"),
-    ],
-)
-def test_a_broken_line_is_named(tmp_path, texts, gold, words):
-    with pytest.raises(DataError, match=words):
-        read_alignments(*written(tmp_path, texts, gold))
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(DataError, match="nowhere cannot be read: there is no such file"):
-        read_alignments(tmp_path / "nowhere", tmp_path / "gold")
-
-
 def test_wrong_options_are_refused(model):
     with pytest.raises(ConfigError, match="when= must be 'written' or 'read', got 'heard'"):
-        cross_attention(model, [5], [6], start=1, when="heard")
-    with pytest.raises(ShapeError, match="1 sources, but 2 targets"):
-        cross_attentions(model, [[5]], [[6], [7]], start=1)
+        cross_attentions(model, [[5]], [[6]], start=1, when="heard")
 
 
 def test_pads_get_no_attention(model):

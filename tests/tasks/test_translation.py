@@ -22,6 +22,7 @@ from clearhead.tasks.translation import (
     TranslationDecode,
     TranslationGeneration,
     TranslationProcessor,
+    find_lost_numbers,
 )
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
@@ -168,16 +169,30 @@ def test_numbers_of_numpy_are_numbers(translator):
 
 
 def test_numbers_that_the_translation_lost_are_noted(translator, monkeypatch):
-    monkeypatch.setattr(TranslationGeneration, "decode_text", lambda *_: "I see 1,00,000 books")
-    text = "我在23:59看1,000,000书"
-    note = "numbers of the text are missing in the translation: 23:59, 1,000,000"
+    monkeypatch.setattr(TranslationGeneration, "decode_text", lambda *_: "I see 1,234,560 books")
+    text = "我看1,234,567书，345书"
+    note = "numbers of the text are missing in the translation: 1,234,567"
     assert translator.predict(text).notes[-1] == note
     assert translator.look(text).calls[0].about.notes[-1] == note
-    assert not any("numbers" in one for one in translator.predict("我看100000书").notes)
-    long = translator.predict("我看" + 200 * "1234567890").notes
-    assert long[-1].endswith("missing in the translation: 12345678901234567890…")
-    many = translator.predict("我看" + "书".join(map(str, range(20, 27)))).notes
-    assert many[-1].endswith("missing in the translation: 20, 21, 22, 23, 24 and 2 more")
+    assert not any("numbers" in note for note in translator.predict("我看1234560书").notes)
+    long = translator.predict("我看" + 20 * "1234567890").notes
+    assert long[-1].endswith(f"missing in the translation: {6 * '1234567890'}…")
+
+
+@pytest.mark.parametrize(
+    ("text", "translation", "lost"),
+    [
+        ("2000年", "the year 20000", []),
+        ("１９９８年有365天，365天！", "A year has its days.", ["1998", "365"]),
+        ("圆周率是3.14159", "Pi is 3.14195", ["14159"]),
+        ("1,234,567", "1.234.567", []),
+        ("1,234,567", "1 234 567", []),
+        ("12345", "12,345", []),
+        ("150万人，25岁，23:59，2024年12月31日", "1.5 million, twenty-five, 11:59 p.m., December 31, 2024", []),
+    ],
+)
+def test_only_numbers_that_are_written_in_digits_can_be_lost(text, translation, lost):
+    assert find_lost_numbers(text, translation) == lost
 
 
 def test_bytes_that_are_no_character_are_one_sign_and_noted(translator, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.attention.multihead import MultiHeadAttention, Seen
-from clearhead.errors import ConfigError, DataError, ShapeError
+from clearhead.errors import ConfigError, ShapeError
 from clearhead.model import EncoderDecoder
 from clearhead.model.inference_view import inference_view
 
@@ -34,56 +33,6 @@ class AlignedPair(NamedTuple):
     possible: Links
 
 
-def read_alignments(texts: str | Path, gold: str | Path) -> list[AlignedPair]:
-    """Pairs from a file of lines `源 语 ||| the target` and one of lines `1-1 2-3 4p5`.
-
-    There words count from 1; `i-j` links are sure, `ipj` ones only possible.
-    """
-    pairs, lines = _read_lines(texts), _read_lines(gold)
-    if len(pairs) != len(lines):
-        raise DataError(f"{texts} has {len(pairs)} lines, {gold} has {len(lines)}; each pair needs one line in both")
-    found = []
-    for number, (pair, links) in enumerate(zip(pairs, lines, strict=True), start=1):
-        source, bar, target = pair.partition("|||")
-        words = source.split(), target.split()
-        if not bar or "|||" in target or not all(words):
-            raise DataError(f"{texts}:{number}: wanted `source words ||| target words`, got {pair[:80]!r}")
-        marked = [_parse_link(link, f"{gold}:{number}", words) for link in links.split()]
-        possible = {link for link, _ in marked}
-        found.append(AlignedPair(*words, {link for link, sure in marked if sure}, possible))
-    return found
-
-
-def _read_lines(path: str | Path) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        said = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
-        raise DataError(f"{path} cannot be read: {said}") from None
-
-
-def _parse_link(text: str, where: str, words: tuple[list[str], list[str]]) -> tuple[tuple[int, int], bool]:
-    parts = re.fullmatch(r"(\d+)([-p])(\d+)", text)
-    if not parts:
-        raise DataError(f"{where}: {text!r} is no link; wanted `3-4` for a sure one or `3p4` for a possible one")
-    ends = int(parts[1]), int(parts[3])
-    for side, end, own in zip(("source", "target"), ends, words, strict=True):
-        if not 1 <= end <= len(own):
-            raise DataError(f"{where}: {text!r} links {side} word {end}, but there are words 1 to {len(own)}")
-    return (ends[0] - 1, ends[1] - 1), parts[2] == "-"
-
-
-def cross_attention(
-    model: EncoderDecoder, source: Sequence[int], target: Sequence[int], *, start: int, when: str = "written"
-) -> Float[Tensor, "layers heads target source"]:
-    """What every head of every decoder layer gives to each source token, for each target token.
-
-    For a token that is being `"written"`, when the decoder has read what comes before it, or `"read"`: one step
-    later, when it reads the token itself, which aligns better in most models (Chen et al. 2020).
-    """
-    return cross_attentions(model, [source], [target], start=start, when=when)[0]
-
-
 def cross_attentions(
     model: EncoderDecoder,
     sources: Sequence[Sequence[int]],
@@ -93,20 +42,23 @@ def cross_attentions(
     when: str = "written",
     batch: int = 32,
 ) -> list[Float[Tensor, "layers heads _target _source"]]:
-    """`cross_attention` of many pairs, `batch` of them at a time."""
+    """What every head of every decoder layer gives to each source token, for each target token of each pair.
+
+    For a token that is being `"written"`, when the decoder has read what comes before it, or `"read"`: one step
+    later, when it reads the token itself, which aligns better in most models (Chen et al. 2020). `batch` pairs are
+    computed at a time.
+    """
     if when not in ("written", "read"):
         raise ConfigError(f"when= must be 'written' or 'read', got {when!r}")
-    if len(sources) != len(targets):
-        raise ShapeError(f"{len(sources)} sources, but {len(targets)} targets")
-    found: list[Tensor] = []
-    for first in range(0, len(sources), batch):
-        some = sources[first : first + batch]
-        read = [[start, *target] for target in targets[first : first + batch]]
-        weights = _collect_weights(model, some, read)
-        for row, source, target in zip(weights, some, read, strict=True):
-            rows = slice(1, len(target)) if when == "read" else slice(0, len(target) - 1)
-            found.append(row[:, :, rows, : len(source)].clone())
-    return found
+    attentions: list[Tensor] = []
+    rows = list(zip(sources, targets, strict=True))
+    for pairs in (rows[first : first + batch] for first in range(0, len(rows), batch)):
+        read = [[start, *target] for _, target in pairs]
+        weights = _collect_weights(model, [source for source, _ in pairs], read)
+        for row, (source, target) in zip(weights, pairs, strict=True):
+            begin = 1 if when == "read" else 0
+            attentions.append(row[:, :, begin : begin + len(target), : len(source)].clone())
+    return attentions
 
 
 def _collect_weights(
@@ -198,35 +150,21 @@ def word_attentions(
         when=when,
         batch=batch,
     )
-    return [merge_words(one, t[1], s[1]) for one, s, t in zip(weights, sources, targets, strict=True)]
+    shares = zip(weights, targets, sources, strict=True)
+    return [merge_words(of_pair, target, source) for of_pair, (_, target), (_, source) in shares]
 
 
-def alignment_links(
-    weights: Float[Tensor, "target_words source_words"], *, threshold: float = 0.0, direction: str = "target"
-) -> Links:
-    """Links (source, target): each target word's largest weight, if it is more than `threshold`.
-
-    With `direction="both"` only those that are also the largest of their source word; with `"either"` the largest
-    of each source word too.
+def alignment_links(weights: Float[Tensor, "target_words source_words"], *, threshold: float = 0.0) -> Links:
+    """Links (source, target): each target word's largest weight, if it is more than `threshold`; of equals the first.
 
     >>> sorted(alignment_links(torch.tensor([[0.9, 0.1], [0.6, 0.4]])))
     [(0, 0), (0, 1)]
-    >>> sorted(alignment_links(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), direction="both"))
-    [(0, 0)]
     """
-    if direction not in ("target", "both", "either"):
-        raise ConfigError(f"direction must be 'target', 'both' or 'either', got {direction!r}")
     if not weights.numel():
         return set()
-    of_targets, of_sources = ((weights == weights.amax(axis, keepdim=True)) for axis in (1, 0))
-    of_targets, of_sources = _keep_first(of_targets, 1), _keep_first(of_sources, 0)
-    chosen = {"target": of_targets, "both": of_targets & of_sources, "either": of_targets | of_sources}[direction]
-    return {(source, target) for target, source in (chosen & (weights > threshold)).nonzero().tolist()}
-
-
-def _keep_first(found: Tensor, axis: int) -> Tensor:
-    """Of several equal ones the first."""
-    return found & (found.cumsum(axis) == 1)
+    values = weights.double().cpu().numpy()
+    best = values.argmax(1).tolist()
+    return {(source, target) for target, source in enumerate(best) if values[target, source] > threshold}
 
 
 def alignment_error_rate(predicted: Sequence[Links], sure: Sequence[Links], possible: Sequence[Links]) -> float:
@@ -249,17 +187,16 @@ def score_heads(
     pairs: Sequence[AlignedPair],
     *,
     threshold: float = 0.0,
-    direction: str = "target",
 ) -> Float[Tensor, "layers heads"]:
     """The error rate of every head of every layer, from the `word_attentions` of these pairs.
 
-    A whole layer is scored by its mean: `score_heads([one.mean(1, keepdim=True) for one in attentions], pairs)`.
+    A whole layer is scored by its mean: `score_heads([weights.mean(1, keepdim=True) for weights in attentions], pairs)`.
     """
     layers, heads = attentions[0].shape[:2]
     sure, possible = [pair.sure for pair in pairs], [pair.possible for pair in pairs]
     rates = torch.zeros(layers, heads)
     for layer in range(layers):
         for head in range(heads):
-            links = [alignment_links(one[layer, head], threshold=threshold, direction=direction) for one in attentions]
+            links = [alignment_links(weights[layer, head], threshold=threshold) for weights in attentions]
             rates[layer, head] = alignment_error_rate(links, sure, possible)
     return rates

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +12,6 @@ from pydantic import Field
 from clearhead.decode import Hypothesis
 from clearhead.tasks.answerer import Scores
 from clearhead.tasks.metrics import translation_scores
-from clearhead.tasks.number_check import find_lost_numbers, list_numbers
 from clearhead.tasks.segmentation import count_sentences, measure_han_share, restore_full_width, split_text
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, GeneratingAnswerer
 from clearhead.tasks.sequence_to_sequence.pair_objective import PairObjective
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from clearhead.text import Row
 
 CHINESE = 0.3  # the share of Chinese characters from which on a target is Chinese
+NUMBERS_SHOWN = 60  # characters of a note on lost numbers
 
 
 class TranslationDecode(Decode):
@@ -75,8 +77,21 @@ class TranslationGeneration(TextGeneration[TranslationProcessor]):
         return super().stable_text(text).removesuffix(held)
 
     def input_notes(self, given: str, text: str) -> list[str]:
-        lost = find_lost_numbers(given, text)
-        return [f"numbers of the text are missing in the translation: {list_numbers(lost)}"] if lost else []
+        lost = ", ".join(find_lost_numbers(given, text))
+        shown = lost if len(lost) <= NUMBERS_SHOWN else f"{lost[:NUMBERS_SHOWN]}…"
+        return [f"numbers of the text are missing in the translation: {shown}"] if lost else []
+
+
+def find_lost_numbers(text: str, translation: str) -> list[str]:
+    """Numbers whose digits the translation lacks, zeros at the ends aside; those of one or two digits may be in words.
+
+    >>> find_lost_numbers("1998年有12,345人和1,000,000本书", "In 1998 there were 12,354 people and a million books")
+    ['12,345']
+    """
+    text, translation = (unicodedata.normalize("NFKC", side.replace("，", "， ")) for side in (text, translation))
+    there = re.sub(r"(?<=\d)[,.\s](?=\d)", "", translation)
+    digits = {number: number.replace(",", "").strip("0") for number in re.findall(r"\d+(?:,\d{3})*", text)}
+    return [number for number, wanted in digits.items() if len(wanted) > 2 and wanted not in there]
 
 
 class TranslationAnswerer(GeneratingAnswerer[TranslationProcessor, str]):
