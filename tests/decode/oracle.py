@@ -29,7 +29,6 @@ def search(
     max_length: int,
     beams: int,
     length_penalty: float = 1.0,
-    early_stopping: bool | str = False,
     no_repeat_ngram: int = 0,
     prefix: list[int] | None = None,
     forbidden: tuple[int, ...] = (),
@@ -57,8 +56,7 @@ def search(
         if not running:
             break
         if len(kept) == beams:
-            longest = max_length if early_stopping == "never" and length_penalty > 0 else length
-            if early_stopping is True or running[0][0] / longest**length_penalty <= kept[-1].score:
+            if running[0][0] / length**length_penalty <= kept[-1].score:
                 break
     return kept
 

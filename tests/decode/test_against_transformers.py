@@ -50,8 +50,7 @@ def generated(model, source, lengths, best: int = 1, beams: int = 5, **options):
     [
         {},
         {"length_penalty": 0.0},
-        {"length_penalty": 1.7, "early_stopping": "never"},
-        {"early_stopping": True},
+        {"length_penalty": 1.7},
         {"beams": 3, "length_penalty": 0.6},
     ],
     ids=str,

@@ -18,9 +18,8 @@ from tests.decode.models import END, KINDS, START, VOCABULARY, continuer, source
 OPTIONS = [
     {},
     {"length_penalty": 0.0},
-    {"length_penalty": 2.0, "early_stopping": "never"},
-    {"length_penalty": -0.5, "early_stopping": "never"},
-    {"early_stopping": True},
+    {"length_penalty": 2.0},
+    {"length_penalty": -0.5},
     {"no_repeat_ngram": 2},
     {"no_repeat_ngram": 1, "forbidden": (5, 7, 11)},
     {"beams": 1},
@@ -229,7 +228,6 @@ def test_the_largest_are_those_of_topk(rows, beams, vocabulary, count, seed):
         ({"beams": VOCABULARY + 1}, f"{VOCABULARY + 1} beams are more than the model has tokens, {VOCABULARY}"),
         ({"best": 6}, "best=6 is not possible with 5 beams"),
         ({"length_penalty": math.nan}, "length_penalty must be a number"),
-        ({"early_stopping": "always"}, "True, False or 'never', got 'always'"),
     ],
 )
 def test_wrong_options_are_refused(trained, wrong, words):

@@ -86,17 +86,7 @@ def make_writer(weight: float) -> JointWriter:
 
 def test_a_beam_search_finds_the_best_mixture_of_both_probabilities() -> None:
     weight, writer = 0.4, make_writer(0.4)
-    found = beam(
-        writer,
-        beams=5,
-        best=1,
-        length_penalty=0.0,
-        early_stopping="never",
-        start=1,
-        end=END,
-        max_length=7,
-        forbidden=[1],
-    )
+    found = beam(writer, beams=5, best=1, length_penalty=0.0, start=1, end=END, max_length=7, forbidden=[1])
     model = writer.model
     assert isinstance(model, SpeechModel)
     assert writer._context is not None

@@ -2,13 +2,10 @@
 `ctc_greedy`, `ctc_beam_search` and `align_tokens` work on the log-probabilities of frames."""
 
 from clearhead.decode.beam_search import beam
-from clearhead.decode.ctc import CtcHypothesis, ctc_beam_search, ctc_greedy
-from clearhead.decode.ctc_alignment import AlignedToken, align_tokens
-from clearhead.decode.greedy_search import greedy
-from clearhead.decode.hypotheses import Hypothesis
+from clearhead.decode.ctc import AlignedToken, CtcHypothesis, align_tokens, ctc_beam_search, ctc_greedy
+from clearhead.decode.greedy_search import Hypothesis, greedy
 from clearhead.decode.joint_writer import JointWriter
-from clearhead.decode.sampling import distribution, sample
-from clearhead.decode.streaming import stream
+from clearhead.decode.sampling import distribution, sample, stream
 from clearhead.decode.writer import Writer
 
 __all__ = [

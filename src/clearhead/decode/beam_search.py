@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple, Unpack
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from typing import Unpack
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.decode.hypotheses import BestHypotheses, Hypothesis
+from clearhead.decode.greedy_search import Hypothesis
 from clearhead.decode.rules import PrefixedRuleOptions, Rules
 from clearhead.decode.writer import Writer, select_active
 from clearhead.errors import DecodeError
@@ -25,74 +26,71 @@ def beam(
     beams: int = 5,
     best: int = 1,
     length_penalty: float = 1.0,
-    early_stopping: bool | str = False,
     **options: Unpack[PrefixedRuleOptions],
 ) -> list[list[Hypothesis]]:
     """For each row its `best` hypotheses, best first, of a search with `beams`; `Rules` explains the other options.
 
     Each step extends every beam by every token, and takes the `2 · beams` most probable results: an end among
     the first `beams` of them is kept as a hypothesis, with the score `log-probability / length**length_penalty`;
-    the most probable others are the next beams. A row is finished when `beams` hypotheses are kept and
-
-    - by default: no beam would beat the worst of them if it ended now,
-    - with `early_stopping="never"`: no beam can beat it, whatever follows,
-    - with `early_stopping=True`: at once.
+    the most probable others are the next beams. A row is finished when `beams` hypotheses are kept, and no beam would
+    beat the worst of them if it ended now.
 
     These are the rules of `generate` in transformers, so that outputs can be compared line by line.
     """
     rules = Rules(writer, **options)
-    _check_options(beams, best, length_penalty, early_stopping)
+    _check_options(beams, best, length_penalty)
     if beams > writer.vocabulary:  # it would only fill the memory
         raise DecodeError(f"{beams} beams are more than the model has tokens, {writer.vocabulary}; use fewer")
-    kept = [BestHypotheses(beams) for _ in range(writer.inputs)]
-    if kept:
-        steps = _search(writer, rules, kept, _StopRule(beams, length_penalty, early_stopping))
+    rows = [_BestHypotheses(beams, length_penalty) for _ in range(writer.inputs)]
+    if rows:
         with torch.inference_mode():
-            for _ in lock_steps(steps, pass_lock(writer.model, writer.inputs * beams)):
+            for _ in lock_steps(_search(writer, rules, rows), pass_lock(writer.model, writer.inputs * beams)):
                 pass
-    if any(not one.best for one in kept):
+    if any(not hypotheses.best for hypotheses in rows):
         raise DecodeError("the model's logits are NaN or infinite; check its weights and its input")
-    return [one.best[:best] for one in kept]
+    return [hypotheses.best[:best] for hypotheses in rows]
 
 
-class _StopRule(NamedTuple):
-    """Decides when the search of a row may stop."""
+class _BestHypotheses:
+    """The best hypotheses of one input so far, best first; of equal ones the earlier comes first."""
 
-    beams: int
-    length_penalty: float
-    early: bool | str
+    def __init__(self, beams: int, length_penalty: float) -> None:
+        self.beams, self.length_penalty = beams, length_penalty
+        self.best: list[Hypothesis] = []
 
-    def is_met(self, kept: BestHypotheses, score: float, length: int, limit: int) -> bool:
-        """Whether to stop, when the best beam has this log-probability and length."""
+    def add(self, hypothesis: Hypothesis) -> None:
+        insort(self.best, hypothesis, key=lambda other: -other.score)
+        del self.best[self.beams :]
+
+    def is_done(self, score: float, length: int, limit: int) -> bool:
+        """Whether the search may stop, when the best beam has this log-probability and length."""
         if length >= limit or score == -math.inf:
             return True
-        if not kept.full or self.early is True:
-            return kept.full
-        longest = limit if self.early == "never" and self.length_penalty > 0 else length
-        return bool(score / longest**self.length_penalty <= kept.worst)
+        return len(self.best) == self.beams and score / length**self.length_penalty <= self.best[-1].score
 
 
-def _search(writer: Writer, rules: Rules, kept: list[BestHypotheses], stopping: _StopRule) -> Iterator[None]:
-    """Fills `kept`, step by step. Finished inputs leave the batch; `numbers` are the inputs that the rows belong to."""
+def _search(writer: Writer, rules: Rules, inputs: Sequence[_BestHypotheses]) -> Iterator[None]:
+    """Adds hypotheses step by step. Finished inputs leave the batch: `numbers` are the inputs of the rows left."""
+    beams, length_penalty = inputs[0].beams, inputs[0].length_penalty
     numbers, over = list(range(writer.inputs)), [False] * writer.inputs
     limits = torch.tensor(rules.limits, device=writer.device)
     logits = writer.begin(rules.start)[:, None]  # (rows, beams, vocabulary): at first one beam
     scores = torch.zeros_like(logits[..., 0])
     written = torch.zeros(*scores.shape, 0, dtype=torch.long, device=writer.device)
     while True:
-        totals, parents, tokens = _expand_beams(writer, logits, scores, written, numbers, rules, 2 * stopping.beams)
+        totals, parents, tokens = _expand_beams(writer, logits, scores, written, numbers, rules, 2 * beams)
         written = torch.cat([_gather_beams(written, parents), tokens[..., None]], dim=2)
         length = written.shape[2]
         ended = (tokens == rules.end) | (limits <= length)[:, None]
-        finished = ended[:, : stopping.beams] & (totals[:, : stopping.beams] > -math.inf)
+        finished = ended[:, :beams] & (totals[:, :beams] > -math.inf)
         for row, tokens_of, total in _list_finished(finished, written, totals):
             if not over[row]:
-                kept[numbers[row]].add(Hypothesis.of(tokens_of, total, rules.end, stopping.length_penalty))
-        going = ended.int().argsort(dim=1, stable=True)[:, : stopping.beams]  # the best that did not end come first
+                inputs[numbers[row]].add(Hypothesis.of(tokens_of, total, rules.end, length_penalty))
+        going = ended.int().argsort(dim=1, stable=True)[:, :beams]  # the best that did not end come first
         scores = totals.masked_fill(ended, -math.inf).gather(1, going)
         for row, score in enumerate(scores[:, 0].tolist()):
             number = numbers[row]
-            over[row] = over[row] or stopping.is_met(kept[number], score, length, rules.limits[number])
+            over[row] = over[row] or inputs[number].is_done(score, length, rules.limits[number])
         if all(over):
             return
         parents, tokens, written = parents.gather(1, going), tokens.gather(1, going), _gather_beams(written, going)
@@ -119,8 +117,8 @@ def _expand_beams(
     """The `count` most probable extensions of each row's beams, best first: log-probabilities, beams, tokens."""
     offsets = scores - writer.normaliser(logits)
     rules.apply(logits, written, numbers)
-    totals, places = top_continuations(logits, offsets, count)
-    return totals, places // logits.shape[2], places % logits.shape[2]
+    totals, indices = top_continuations(logits, offsets, count)
+    return totals, indices // logits.shape[2], indices % logits.shape[2]
 
 
 def top_continuations(
@@ -138,15 +136,16 @@ def top_continuations(
         return totals.topk(min(count, totals.shape[1]))
     device = logits.device
     peaks = logits[..., : blocks * BLOCK].unflatten(-1, (blocks, BLOCK)).amax(-1) + offsets[..., None]
-    chosen = peaks.view(rows, -1).topk(count).indices
-    first = chosen // blocks * vocabulary + chosen % blocks * BLOCK
+    highest = peaks.view(rows, -1).topk(count).indices
+    first = highest // blocks * vocabulary + highest % blocks * BLOCK
     inside = (first[..., None] + torch.arange(BLOCK, device=device)).view(rows, -1)
     beyond = torch.arange(beams, device=device)[:, None] * vocabulary + torch.arange(
         blocks * BLOCK, vocabulary, device=device
     )
-    places = torch.cat([inside, beyond.view(1, -1).expand(rows, -1)], dim=1)
-    totals, found = (logits.view(rows, -1).gather(1, places) + offsets.gather(1, places // vocabulary)).topk(count)
-    return totals, places.gather(1, found)
+    indices = torch.cat([inside, beyond.view(1, -1).expand(rows, -1)], dim=1)
+    candidates = logits.view(rows, -1).gather(1, indices) + offsets.gather(1, indices // vocabulary)
+    totals, best = candidates.topk(count)
+    return totals, indices.gather(1, best)
 
 
 def _gather_beams(written: Tensor, beams: Tensor) -> Tensor:
@@ -156,16 +155,14 @@ def _gather_beams(written: Tensor, beams: Tensor) -> Tensor:
 
 def _list_finished(finished: Tensor, written: Tensor, totals: Tensor) -> Iterator[tuple[int, list[int], float]]:
     """The row, tokens and log-probability of every finished hypothesis."""
-    rows, places = finished.nonzero(as_tuple=True)
-    return zip(rows.tolist(), written[rows, places].tolist(), totals[rows, places].tolist(), strict=True)
+    rows, beams = finished.nonzero(as_tuple=True)
+    return zip(rows.tolist(), written[rows, beams].tolist(), totals[rows, beams].tolist(), strict=True)
 
 
-def _check_options(beams: int, best: int, length_penalty: float, early_stopping: bool | str) -> None:
+def _check_options(beams: int, best: int, length_penalty: float) -> None:
     if beams < 1:
         raise DecodeError(f"a search needs at least 1 beam, got {beams}")
     if not 1 <= best <= beams:
         raise DecodeError(f"best={best} is not possible with {beams} beams; choose 1 to {beams}")
     if not math.isfinite(length_penalty):
         raise DecodeError(f"length_penalty must be a number, got {length_penalty}")
-    if early_stopping not in (True, False, "never"):
-        raise DecodeError(f"early_stopping must be True, False or 'never', got {early_stopping!r}")

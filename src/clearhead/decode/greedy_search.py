@@ -1,16 +1,54 @@
-"""Greedy search: every step takes the most probable token."""
+"""Greedy search, and the loop without beams that sampling and streaming share: one token per row and step."""
 
 from __future__ import annotations
 
-from typing import Unpack
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Unpack
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.decode.hypotheses import Hypothesis
 from clearhead.decode.rules import PrefixedRuleOptions, Rules
-from clearhead.decode.token_loop import collect_hypotheses, decode_steps
-from clearhead.decode.writer import Writer
+from clearhead.decode.writer import Writer, select_active
+from clearhead.errors import DecodeError
+from clearhead.model.small_passes import lock_steps, pass_lock
+
+# (logits (rows, vocabulary), indices of these rows among the inputs, tokens decoded so far) -> one token per row
+TokenChooser = Callable[[Tensor, list[int], int], Tensor]
+
+
+class Hypothesis(NamedTuple):
+    """A decoded sequence, and how probable the model finds it.
+
+    `tokens` are without the start and the end. `score` is `log_probability / length**length_penalty`, where the
+    length counts the end too. `finished` is False for a sequence that was cut off at `max_length`.
+    """
+
+    tokens: list[int]
+    score: float
+    log_probability: float
+    finished: bool
+
+    @classmethod
+    def of(cls, written: list[int], log_probability: float, end: int, length_penalty: float = 1.0) -> Hypothesis:
+        """From all decoded tokens, with the end token if there is one.
+
+        >>> Hypothesis.of([7, 8, 2], -6.0, end=2)
+        Hypothesis(tokens=[7, 8], score=-2.0, log_probability=-6.0, finished=True)
+        """
+        finished = written[-1] == end
+        score = log_probability / len(written) ** length_penalty
+        return cls(written[:-1] if finished else written, score, log_probability, finished)
+
+
+class Step(NamedTuple):
+    """One decoding step of the rows that are not finished: their indices, tokens and log-probabilities."""
+
+    rows: list[int]
+    tokens: list[int]
+    log_probabilities: list[float]
 
 
 def greedy(writer: Writer, **options: Unpack[PrefixedRuleOptions]) -> list[Hypothesis]:
@@ -33,3 +71,63 @@ def greedy(writer: Writer, **options: Unpack[PrefixedRuleOptions]) -> list[Hypot
 def choose_likeliest(logits: Float[Tensor, "rows vocabulary"], rows: list[int], length: int) -> Int[Tensor, " rows"]:
     """The token with the largest logit of each row."""
     return logits.argmax(-1)
+
+
+def decode_steps(writer: Writer, rules: Rules, choose: TokenChooser) -> Iterator[Step]:
+    """Decodes until all rows are finished; yields each step as soon as it is computed."""
+    return lock_steps(_compute_steps(writer, rules, choose), pass_lock(writer.model, writer.inputs))
+
+
+def _compute_steps(writer: Writer, rules: Rules, choose: TokenChooser) -> Iterator[Step]:
+    if not writer.inputs:
+        return
+    logits = writer.begin(rules.start)
+    rows = list(range(writer.rows))
+    over = [False] * len(rows)
+    written = torch.zeros(len(rows), 0, dtype=torch.long, device=writer.device)
+    while True:
+        tokens, gains = _choose_tokens(writer, logits, written, rows, rules, choose)
+        written = torch.cat([written, tokens[:, None]], dim=1)
+        alive = [index for index, done in enumerate(over) if not done]
+        step = _make_step(alive, rows, tokens, gains)
+        for index, token in zip(alive, step.tokens, strict=True):
+            over[index] = token == rules.end or written.shape[1] >= rules.limits[rows[index]]
+        yield step
+        if all(over):
+            return
+        if active := select_active(over):
+            indices = torch.tensor(active, device=writer.device)
+            writer.select_beams(indices[:, None], indices)
+            tokens, written, rows = tokens[indices], written[indices], [rows[index] for index in active]
+            over = [False] * len(rows)
+        logits = writer.advance(tokens)
+
+
+def collect_hypotheses(writer: Writer, steps: Iterator[Step], end: int) -> list[Hypothesis]:
+    """Runs all steps; one hypothesis for each row."""
+    written: list[list[int]] = [[] for _ in range(writer.inputs)]
+    totals = [0.0] * len(written)
+    for step in steps:
+        for row, token, gain in zip(*step, strict=True):
+            written[row].append(token)
+            totals[row] += gain
+    return [Hypothesis.of(tokens, total, end) for tokens, total in zip(written, totals, strict=True)]
+
+
+@torch.inference_mode()
+def _choose_tokens(
+    writer: Writer, logits: Tensor, written: Tensor, rows: list[int], rules: Rules, choose: TokenChooser
+) -> tuple[Tensor, Tensor]:
+    """The next token of each row, and its log-probability under the model, before the rules forbid any token."""
+    normaliser = writer.normaliser(logits)
+    rules.apply(logits[:, None], written[:, None], rows)
+    tokens = choose(logits, rows, written.shape[1])
+    return tokens, logits.gather(1, tokens[:, None])[:, 0] - normaliser
+
+
+def _make_step(alive: list[int], rows: list[int], tokens: Tensor, gains: Tensor) -> Step:
+    numbers: list[float] = gains.tolist()
+    if not all(map(math.isfinite, numbers)):
+        raise DecodeError("the model's logits are NaN or infinite; check its weights and its input")
+    words: list[int] = tokens.tolist()
+    return Step(*([values[index] for index in alive] for values in (rows, words, numbers)))

@@ -1,18 +1,24 @@
-"""Sampling: tokens drawn at random by their probability, after temperature, top-k, top-p and min-p."""
+"""Sampling: tokens drawn at random by their probability, after temperature, top-k, top-p and min-p; streaming."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.decode.hypotheses import Hypothesis
-from clearhead.decode.rules import PrefixedRuleOptions, Rules
-from clearhead.decode.token_loop import TokenChooser, collect_hypotheses, decode_steps
+from clearhead.decode.greedy_search import (
+    Hypothesis,
+    Step,
+    TokenChooser,
+    choose_likeliest,
+    collect_hypotheses,
+    decode_steps,
+)
+from clearhead.decode.rules import PrefixedRuleOptions, RuleOptions, Rules
 from clearhead.decode.writer import Writer
 from clearhead.errors import DecodeError
 
@@ -63,6 +69,40 @@ def sample(
     return collect_hypotheses(writer, decode_steps(writer, rules, choose), rules.end)
 
 
+def stream(
+    writer: Writer,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    generator: Generators | None = None,
+    prefix: Sequence[int] = (),
+    **options: Unpack[RuleOptions],
+) -> Iterator[int]:
+    """Yields the tokens of a writer's only row as they are decoded, without the end token.
+
+    At temperature 0 they are those of `greedy`, else those that `sample` draws with the same generator. The
+    next token is computed when it is asked for: stop iterating, and the model stops. `Rules` explains the other
+    options.
+    """
+    if writer.inputs != 1:
+        raise DecodeError(
+            f"stream() decodes one row, got a writer with {writer.inputs}; use greedy or sample for several"
+        )
+    rules = Rules(writer, prefix=[prefix], **options)
+    choose: TokenChooser = choose_likeliest
+    if temperature != 0:
+        choose = make_sampler(writer, rules, generator, SamplingOptions(temperature, top_k, top_p, min_p))
+    return _yield_tokens(decode_steps(writer, rules, choose), rules.end)
+
+
+def _yield_tokens(steps: Iterator[Step], end: int) -> Iterator[int]:
+    for step in steps:
+        if step.tokens != [end]:
+            yield step.tokens[0]
+
+
 def distribution(
     logits: Float[Tensor, "*rows vocabulary"],
     *,
@@ -89,8 +129,8 @@ def distribution(
     if top_p is not None and top_p < 1:
         ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
         needed = ordered.cumsum(-1) - ordered < top_p  # what comes before it is not enough yet
-        kept = torch.zeros_like(needed).scatter(-1, order, needed)
-        probabilities = probabilities.masked_fill(~kept, 0.0)
+        likely = torch.zeros_like(needed).scatter(-1, order, needed)
+        probabilities = probabilities.masked_fill(~likely, 0.0)
     if min_p is not None:
         least = min_p * probabilities.amax(-1, keepdim=True)
         probabilities = probabilities.masked_fill(probabilities < least, 0.0)
@@ -101,10 +141,9 @@ def make_sampler(writer: Writer, rules: Rules, generator: Generators | None, opt
     """A function that draws the next token of each row."""
     options.check()
     longest = max(rules.limits, default=0)
-    chances = torch.stack(
-        [torch.rand(longest, generator=own, dtype=torch.float64) for own in _row_generators(generator, writer)]
-    )
-    chances = chances.to(writer.device)
+    generators = _row_generators(generator, writer)
+    drawn = [torch.rand(longest, generator=of_row, dtype=torch.float64) for of_row in generators]
+    chances = torch.stack(drawn).to(writer.device)
 
     def choose(logits: Tensor, rows: list[int], length: int) -> Tensor:
         sums = distribution(logits.double(), **options._asdict()).cumsum(-1)

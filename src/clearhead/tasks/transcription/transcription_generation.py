@@ -196,4 +196,4 @@ def search_ctc(log_probs: Float[Tensor, "positions vocabulary"], search: Search,
     else:
         candidates = min(search.beams * 2, log_probs.shape[1] - 1)
         texts = ctc_beam_search(log_probs, beams=search.beams, best=search.best, blank=blank, candidates=candidates)
-    return [Hypothesis(text.tokens, text.score / (len(text.tokens) + 1), text.score, True) for text in texts]
+    return [Hypothesis(tokens, total / (len(tokens) + 1), total, True) for tokens, total in texts]
