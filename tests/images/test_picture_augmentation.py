@@ -1,11 +1,7 @@
 """Random changes of pictures: reproducible, of each picture its own, and by hand where that can be done."""
 
-import math
-
-import pytest
 import torch
 
-from clearhead.errors import ConfigError
 from clearhead.images import Augmentation
 
 NOTHING = {"shift": 0.0, "zoom": 0.0, "rotation": 0.0, "brightness": 0.0, "contrast": 0.0, "saturation": 0.0}
@@ -71,7 +67,9 @@ def test_each_picture_gets_its_own_change():
 def test_values_stay_from_0_to_1_and_the_input_as_it_was():
     pictures = random_pictures()
     copy = pictures.clone()
-    changed = Augmentation(1.0, 0.9, 180.0, True, 1.0, 1.0, 1.0)(pictures, seeded())
+    changed = Augmentation(
+        shift=1.0, zoom=0.9, rotation=180.0, flip=True, brightness=1.0, contrast=1.0, saturation=1.0
+    )(pictures, seeded())
     assert changed.shape == pictures.shape
     assert 0 <= changed.min() <= changed.max() <= 1
     assert torch.equal(pictures, copy)
@@ -147,16 +145,6 @@ def test_an_erased_rectangle_has_the_colour_of_the_background(monkeypatch):
     assert torch.equal(changed, expected)
 
 
-def test_a_mixture_is_nearer_to_its_own_picture():
-    pictures = random_pictures(40)
-    changed = Augmentation(**NOTHING, mix=1.0)(pictures, seeded())
-    own = (changed - pictures).abs().mean((1, 2, 3))
-    other = (changed - pictures.mean(0)).abs().mean((1, 2, 3))
-    assert not torch.equal(changed, pictures)
-    assert own.mean() < other.mean()
-    assert torch.allclose(changed.mean(), pictures.mean(), atol=0.01)
-
-
 def test_colours_are_changed_as_by_hand(monkeypatch):
     pictures = torch.tensor([0.4, 0.2, 0.6])[None, :, None, None].repeat(1, 1, 1, 2)
     pictures[..., 1] = 0.0
@@ -172,18 +160,3 @@ def test_colours_are_changed_as_by_hand(monkeypatch):
     fix_draws(monkeypatch, 0, 0, 0, 0, 0, 0, 0, -1)
     changed = Augmentation(**{**NOTHING, **jitter})(pictures, seeded())
     assert torch.allclose(changed[0, :, 0, 0], (torch.tensor([0.4, 0.2, 0.6]) + grey) / 2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"mix": 1.5}, r"mix must be a number from 0 to 1, got 1\.5"),
-        ({"shift": -0.1}, "shift must be a number from 0 to 1, got -0.1"),
-        ({"zoom": 1.0}, r"zoom must be a number from 0 to 0\.9"),
-        ({"rotation": math.nan}, "rotation must be a number from 0 to 180, got nan"),
-        ({"contrast": 2.0}, "contrast must be a number from 0 to 1"),
-    ],
-)
-def test_wrong_settings_are_refused(changes, words):
-    with pytest.raises(ConfigError, match=words):
-        Augmentation(**changes)

@@ -309,7 +309,7 @@ def test_captions_that_are_too_long_are_dropped(predictor):
 def test_a_recipe_with_a_grid_that_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match="height = 12 is no multiple of patch = 5"):
         recipe_of(picture={"height": 12, "width": 20, "patch": 5})
-    with pytest.raises(ConfigError, match=r"picture\.background: values must be from 0 to 1, got \[2, 0, 0\]"):
+    with pytest.raises(ConfigError, match=r"picture\.background\.0: should be less than or equal to 1, got 2"):
         recipe_of(picture={**PICTURE, "background": [2, 0, 0]})
     with pytest.raises(ConfigError, match=r"model\.patch_size: set picture\.patch"):
         recipe_of(model={**SHAPE, "patch_size": 4})

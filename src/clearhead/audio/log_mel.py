@@ -2,62 +2,52 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from clearhead.errors import ConfigError, ShapeError
+from clearhead.errors import ShapeError
 
 FLOOR = 1e-10  # power below this counts as this: the logarithm of silence is finite
 LARGEST_FFT = 1 << 16
 
 
-@dataclass(frozen=True)
-class LogMelSettings:
+class LogMelSettings(BaseModel):
     """How sound becomes frames; stored in the model folder.
-
-    `rate` is in samples a second, `window` and `hop` are in seconds, `lowest` and `highest` in Hz; `highest=None` means
-    half the rate. With `normalise` every band of a recording has mean 0 and variance 1, so that its loudness and
-    its microphone matter less.
 
     >>> LogMelSettings(rate=16000).frames(16000)
     98
     """
 
-    rate: int = 16000
-    window: float = 0.025
-    hop: float = 0.010
-    mels: int = 80
-    lowest: float = 20.0
-    highest: float | None = None
-    normalise: bool = True
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    def __post_init__(self) -> None:
-        _check_types(self)
-        if not 1000 <= self.rate <= 192_000:
-            raise ConfigError(f"rate = {self.rate} is no rate of sound; it lies between 1000 and 192000")
-        if not 0 < self.hop <= self.window <= 1:
-            raise ConfigError(
-                f"hop = {self.hop:g} and window = {self.window:g} must satisfy 0 < hop ≤ window ≤ 1 second"
-            )
+    rate: int = Field(16000, ge=1000, le=192_000)  # samples a second
+    window: float = Field(0.025, gt=0, le=1)  # seconds of a frame
+    hop: float = Field(0.010, gt=0, le=1)  # seconds from one frame to the next
+    mels: int = Field(80, ge=1, le=512)  # frequency bands
+    lowest: float = Field(20.0, ge=0)  # Hz, where the first band begins
+    highest: float | None = None  # Hz, where the last band ends; None: half the rate
+    normalise: bool = True  # mean 0 and variance 1 for each band: loudness and microphone matter less
+
+    @model_validator(mode="after")
+    def _check(self) -> LogMelSettings:
+        if self.hop > self.window:
+            raise ValueError(f"hop = {self.hop:g} is longer than window = {self.window:g}; make it shorter")
         if self.hop_samples < 1 or self.window_samples < 2:
-            raise ConfigError(
+            raise ValueError(
                 f"window = {self.window:g} and hop = {self.hop:g} are less than a sample at {self.rate} Hz"
             )
-        if not 0 <= self.lowest < self.top <= self.rate / 2:
-            raise ConfigError(
+        if not self.lowest < self.top <= self.rate / 2:
+            raise ValueError(
                 f"lowest = {self.lowest:g} and highest = {self.top:g} must satisfy "
-                f"0 ≤ lowest < highest ≤ {self.rate / 2:g}, half the rate"
+                f"lowest < highest ≤ {self.rate / 2:g}, half the rate"
             )
-        if not 1 <= self.mels <= 512:
-            raise ConfigError(f"mels = {self.mels} is not between 1 and 512")
         _choose_fft_size(self)  # raises where bands are too narrow
+        return self
 
     @property
     def top(self) -> float:
@@ -77,28 +67,12 @@ class LogMelSettings:
         return max(0, 1 + (samples - self.window_samples) // self.hop_samples)
 
     def samples(self, frames: int) -> int:
-        """The fewest samples that have so many frames."""
+        """The smallest number of samples that has this number of frames."""
         return 0 if frames < 1 else (frames - 1) * self.hop_samples + self.window_samples
 
     def frame_seconds(self, frame: int | float) -> float:
         """When a frame is, in seconds from the start of the sound: the middle of its window."""
         return (frame * self.hop_samples + self.window_samples / 2) / self.rate
-
-    def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> LogMelSettings:
-        """The inverse of `to_dict`; unknown names are refused.
-
-        >>> LogMelSettings.from_dict({"rate": 8000, "mels": 40}).top
-        4000.0
-        """
-        unknown = set(values) - {field.name for field in dataclasses.fields(cls)}
-        if unknown:
-            raise ConfigError(f"unknown settings of a spectrogram: {', '.join(sorted(unknown))}")
-        return cls(**values)
 
 
 def compute_log_mel(
@@ -166,7 +140,7 @@ def _choose_fft_size(settings: LogMelSettings) -> int:
     while not (mel_filters(settings, size) > 0).any(0).all():
         size *= 2
         if size > LARGEST_FFT:
-            raise ConfigError(
+            raise ValueError(
                 f"mels = {settings.mels} bands between {settings.lowest:g} and {settings.top:g} Hz are too narrow; "
                 "take fewer, or a wider range"
             )
@@ -176,17 +150,3 @@ def _choose_fft_size(settings: LogMelSettings) -> int:
 def _inside(features: Float[Tensor, "batch frames mels"], lengths: Int[Tensor, " batch"]) -> Tensor:
     """True for frames of sound, False for those of padding."""
     return (torch.arange(features.shape[1], device=features.device) < lengths[:, None])[..., None]
-
-
-def _check_types(settings: LogMelSettings) -> None:
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        fits = {
-            "int": whole,
-            "bool": isinstance(value, bool),
-            "float": whole or (isinstance(value, float) and math.isfinite(value)),
-            "float | None": value is None or whole or (isinstance(value, float) and math.isfinite(value)),
-        }[str(field.type)]
-        if not fits:
-            raise ConfigError(f"{field.name} = {value!r} of a spectrogram must be of type {field.type}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from clearhead.audio.resampling import resample, resampled_length
@@ -16,24 +16,16 @@ from clearhead.errors import ConfigError
 PERCENT = 100  # speeds are multiples of 0.01, so that the ratio of resampling stays small
 
 
-@dataclass(frozen=True)
-class SpecAugment:
-    """How much of a spectrogram is hidden in training (Park et al., 2019).
+class SpecAugment(BaseModel):
+    """How much of a spectrogram is hidden in training (Park et al. 2019); zero masks hide nothing."""
 
-    Each of `band_masks` hides up to `band_width` neighbouring bands, each of `time_masks` up to `time_width`
-    neighbouring frames and at most `time_share` of a sound, so that short sounds stay. Zero masks hide nothing.
-    """
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    band_masks: int = 2
-    band_width: int = 15
-    time_masks: int = 2
-    time_width: int = 40
-    time_share: float = 0.15
-
-    def __post_init__(self) -> None:
-        counts = (self.band_masks, self.band_width, self.time_masks, self.time_width)
-        if min(counts) < 0 or not 0 <= self.time_share <= 1:
-            raise ConfigError(f"masks and widths are at least 0, time_share lies between 0 and 1; got {self}")
+    band_masks: int = Field(2, ge=0)  # number of masks that hide neighbouring mel bands
+    band_width: int = Field(15, ge=0)  # largest number of neighbouring mel bands that one mask hides
+    time_masks: int = Field(2, ge=0)  # number of masks that hide neighbouring frames
+    time_width: int = Field(40, ge=0)  # largest number of frames that one mask hides
+    time_share: float = Field(0.15, ge=0, le=1)  # largest share of a recording that one mask hides
 
 
 def mask_spectrogram(
@@ -70,8 +62,8 @@ def perturb_speed(
     drawn = torch.randint(len(speeds), (len(sound),), generator=generator, device=generator.device).tolist()
     result = sound.new_zeros(len(sound), perturbed_length(sound.shape[1], min(speeds)))
     new_lengths = lengths.clone()
-    for place, speed in enumerate(speeds):
-        rows = [row for row, choice in enumerate(drawn) if choice == place]
+    for number, speed in enumerate(speeds):
+        rows = [row for row, choice in enumerate(drawn) if choice == number]
         if rows:
             percent, where = round(speed * PERCENT), torch.tensor(rows, device=sound.device)
             faster = resample(sound[where], percent, PERCENT)

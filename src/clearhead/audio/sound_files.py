@@ -6,9 +6,8 @@ import importlib
 import re
 import wave
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -19,7 +18,7 @@ from clearhead.errors import DataError, PackageError
 
 FORMATS = ("WAV", "WAVEX", "RF64", "W64", "FLAC")
 RATES = range(1000, 768_001)
-LONGEST = 2 * 3600.0  # seconds
+LONGEST_SECONDS = 2 * 3600.0  # of a file that is read
 BLOCK_SECONDS = 30
 LARGEST_SAMPLE = 1e6  # float files have values near -1 to 1, some those of 16-bit integers; squares must not overflow
 CANCELLED = 1e-6  # of the channels' variance: opposite channels leave less than this, the rounding of 16 bits included
@@ -27,22 +26,15 @@ UNKNOWN_BYTES = 0x7FFF_0000  # programs that write to a pipe put a size like thi
 UNKNOWN_FRAMES = 1 << 62  # libsndfile's count for a FLAC file that does not say
 
 
-@dataclass(frozen=True)
-class SoundHeader:
+class _Header(NamedTuple):
     """What a sound file says about itself; `frames` (samples of one channel) is None where it does not say."""
 
-    format: str
-    subtype: str
     rate: int
     channels: int
     frames: int | None
 
-    @property
-    def seconds(self) -> float | None:
-        return None if self.frames is None else self.frames / self.rate
 
-
-def read_header(path: str | Path) -> SoundHeader:
+def _read_header(path: str | Path) -> _Header:
     """The header of a WAV or FLAC file, without its samples; a DataError for anything else."""
     soundfile = _import_soundfile()
     _check_file(Path(path))
@@ -60,31 +52,22 @@ def read_header(path: str | Path) -> SoundHeader:
         raise DataError(f"{path} has a header and no samples")
     _refuse_cut_file(path, info.extra_info)
     frames = None if info.frames >= UNKNOWN_FRAMES else info.frames
-    return SoundHeader(info.format, info.subtype, info.samplerate, info.channels, frames)
+    return _Header(info.samplerate, info.channels, frames)
 
 
 def read_sound(
-    path: str | Path, rate: int, *, shortest: float = 0.0, longest: float = LONGEST
+    path: str | Path, rate: int, *, shortest: float = 0.0, longest: float = LONGEST_SECONDS
 ) -> Float[Tensor, " samples"]:
     """The sound of a file: float32, the mean of its channels, at `rate` samples a second.
 
     A file longer than `longest` seconds is refused by its header, before anything is decoded. One shorter than
     `shortest`, or without any sound in it, is refused too.
     """
-    return torch.cat(list(stream_sound(path, rate, shortest=shortest, longest=longest)))
-
-
-def stream_sound(
-    path: str | Path, rate: int, *, shortest: float = 0.0, longest: float = LONGEST
-) -> Iterator[Float[Tensor, " _"]]:
-    """The same in blocks of about 30 seconds, for recordings that should not be in memory as a whole.
-
-    What only the end of a file shows (no sound in it, less than the header says) is raised after the last block.
-    """
-    header = read_header(path)
-    if header.seconds is not None:
-        _check_duration(path, header.seconds, shortest, longest)
-    yield from resample_blocks(_decode(path, header, shortest, longest), header.rate, rate)
+    header = _read_header(path)
+    if header.frames is not None:
+        _check_duration(path, header.frames / header.rate, shortest, longest)
+    blocks = _decode(path, header, shortest, longest)  # all channels at the file's own rate are never in memory at once
+    return torch.cat(list(resample_blocks(blocks, header.rate, rate)))
 
 
 def write_sound(path: str | Path, sound: Float[Tensor, " samples"], rate: int) -> None:
@@ -121,7 +104,7 @@ def check_samples(name: str | Path, samples: Float[Tensor, "*shape"], seconds: f
         raise DataError(f"{name} has a sample of {largest:.3g}; values of floats are expected near -1 to 1")
 
 
-def _decode(path: str | Path, header: SoundHeader, shortest: float, longest: float) -> Iterator[Tensor]:
+def _decode(path: str | Path, header: _Header, shortest: float, longest: float) -> Iterator[Tensor]:
     """Blocks of mono samples at the file's own rate, checked."""
     soundfile = _import_soundfile()
     decoded, varies = 0, False

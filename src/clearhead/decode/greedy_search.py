@@ -130,4 +130,5 @@ def _make_step(alive: list[int], rows: list[int], tokens: Tensor, gains: Tensor)
     if not all(map(math.isfinite, numbers)):
         raise DecodeError("the model's logits are NaN or infinite; check its weights and its input")
     words: list[int] = tokens.tolist()
-    return Step(*([values[index] for index in alive] for values in (rows, words, numbers)))
+    alive_rows, alive_words = [rows[index] for index in alive], [words[index] for index in alive]
+    return Step(alive_rows, alive_words, [numbers[index] for index in alive])

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch.nn.functional as F
 from jaxtyping import Float
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from torch import Tensor
 
-from clearhead.errors import CheckpointError, ConfigError
-from clearhead.formatting import suggest_name
 from clearhead.images.picture_files import WHITE, read_picture
-from clearhead.storage import check_format, read_json, write_json
 
-FORMAT = 1  # of the file that `save` writes
-LARGEST_SIDE = 8192
-RESIZE_MODES = ("pad", "crop", "stretch")
-SIDES = ("height", "width")
-COLOURS = ("background", "mean", "std")
-Colour = tuple[float, float, float]
+LARGEST_SIDE = 8192  # pixels
 
 
-@dataclass(frozen=True)
-class Preprocessing:
-    """How pictures of any size become those that a model takes, and the settings of it.
+def _to_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
-    `resize` keeps all of a picture and fills what is left with the background (`pad`), keeps its middle (`crop`), or
-    changes its proportions (`stretch`). Colours are red, green, blue from 0 to 1. Normalisation, (value − mean) / std
-    of each channel, is a step of its own, so that augmentation comes before it.
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Background = Annotated[tuple[Share, Share, Share], BeforeValidator(_to_tuple)]  # red, green, blue
+Mean = Annotated[tuple[float, float, float], BeforeValidator(_to_tuple)]
+Deviation = Annotated[tuple[Positive, Positive, Positive], BeforeValidator(_to_tuple)]
+
+
+class Preprocessing(BaseModel):
+    """How pictures of any size become those that a model takes; stored in the model folder.
+
+    Normalisation is a step of its own, so that augmentation comes before it.
 
     >>> import torch
     >>> settings = Preprocessing(height=4, width=4, background=(0.0, 0.0, 0.0))
@@ -43,18 +42,15 @@ class Preprocessing:
     tensor([1.])
     """
 
-    height: int = 64
-    width: int = 64
-    resize: str = "pad"
-    background: Colour = WHITE
-    mean: Colour = (0.5, 0.5, 0.5)
-    std: Colour = (0.5, 0.5, 0.5)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    def __post_init__(self) -> None:
-        values = asdict(self)
-        _check_settings(values)
-        for name in COLOURS:
-            object.__setattr__(self, name, tuple(float(channel) for channel in values[name]))
+    height: int = Field(64, ge=1, le=LARGEST_SIDE)  # pixels
+    width: int = Field(64, ge=1, le=LARGEST_SIDE)
+    # Pictures of other proportions: "pad" fills with the background, "crop" keeps the middle, "stretch" distorts.
+    resize: Literal["pad", "crop", "stretch"] = "pad"
+    background: Background = WHITE  # red, green, blue, from 0 to 1
+    mean: Mean = (0.5, 0.5, 0.5)  # of each channel
+    std: Deviation = (0.5, 0.5, 0.5)
 
     def read(self, path: str | Path) -> Float[Tensor, "3 height width"]:
         """A picture file at the model's size, from 0 to 1, not yet normalised; DataError if it cannot be read."""
@@ -77,44 +73,6 @@ class Preprocessing:
         mean, std = (pictures.new_tensor(channels)[:, None, None] for channels in (self.mean, self.std))
         return (pictures - mean) / std
 
-    def restore(self, pictures: Float[Tensor, "*batch 3 rows columns"]) -> Float[Tensor, "*batch 3 rows columns"]:
-        """The opposite of `normalise`: values from 0 to 1 again, to show what a model was given."""
-        mean, std = (pictures.new_tensor(channels)[:, None, None] for channels in (self.mean, self.std))
-        return pictures * std + mean
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
-        """From plain values, such as a JSON file's; an unknown name is refused, and the nearest one suggested."""
-        known = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise ConfigError(f"Preprocessing has no {name!r}; {suggest_name(name, known)}")
-        _check_settings(values)
-        colours: dict[str, Any] = {
-            name: tuple(float(channel) for channel in values[name]) for name in COLOURS if name in values
-        }
-        return cls(**{**values, **colours})
-
-    def save(self, path: str | Path) -> None:
-        """Writes the settings as JSON with a format number. Not atomic: for use inside atomic_folder."""
-        write_json(Path(path), {"format": FORMAT, **self.to_dict()})
-
-    @classmethod
-    def load(cls, path: str | Path) -> Preprocessing:
-        """The settings in a file that `save` wrote; CheckpointError if it is damaged or lacks a setting."""
-        values = read_json(Path(path))
-        check_format(path, values.pop("format", None), FORMAT)
-        # A default that changes in a later version must not change what an old model is given.
-        if missing := [field.name for field in fields(cls) if field.name not in values]:
-            raise CheckpointError(f"{path} lacks {', '.join(missing)}")
-        try:
-            return cls.from_dict(values)
-        except ConfigError as error:
-            raise CheckpointError(f"{path}: {error}") from None
-
     def _pad(self, picture: Tensor) -> Tensor:
         height, width = picture.shape[1:]
         top, left = (self.height - height) // 2, (self.width - width) // 2
@@ -129,32 +87,6 @@ class Preprocessing:
         columns = min(width, max(1, round(self.width / ratio)))
         top, left = (height - rows) // 2, (width - columns) // 2
         return _interpolate(picture[:, top : top + rows, left : left + columns], self.height, self.width)
-
-
-def _check_settings(values: dict[str, Any]) -> None:
-    """Raises ConfigError for the first of these settings that is invalid."""
-    for name in SIDES:
-        value = values.get(name, 1)
-        if type(value) is not int or not 1 <= value <= LARGEST_SIDE:
-            raise ConfigError(f"{name} must be a whole number from 1 to {LARGEST_SIDE:,}, got {value!r}")
-    if values.get("resize", "pad") not in RESIZE_MODES:
-        raise ConfigError(f"resize must be one of {', '.join(RESIZE_MODES)}, got {values['resize']!r}")
-    for name in COLOURS:
-        if name in values and not _is_colour(values[name]):
-            raise ConfigError(f"{name} must be three numbers (red, green, blue), got {values[name]!r}")
-    if not all(0 <= channel <= 1 for channel in values.get("background", ())):
-        raise ConfigError(f"background must have values from 0 to 1, got {values['background']}")
-    if not all(channel > 0 for channel in values.get("std", ())):
-        raise ConfigError(f"std divides: its values must be greater than 0, got {values['std']}")
-
-
-def _is_colour(value: object) -> bool:
-    return (
-        isinstance(value, (tuple, list))
-        and len(value) == 3
-        and all(isinstance(channel, (int, float)) and not isinstance(channel, bool) for channel in value)
-        and all(math.isfinite(channel) for channel in value)
-    )
 
 
 def _interpolate(picture: Tensor, height: int, width: int) -> Tensor:

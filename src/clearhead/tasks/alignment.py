@@ -190,7 +190,7 @@ def score_heads(
 ) -> Float[Tensor, "layers heads"]:
     """The error rate of every head of every layer, from the `word_attentions` of these pairs.
 
-    A whole layer is scored by its mean: `score_heads([weights.mean(1, keepdim=True) for weights in attentions], pairs)`.
+    A whole layer is scored by its mean over heads: `weights.mean(1, keepdim=True)` of each.
     """
     layers, heads = attentions[0].shape[:2]
     sure, possible = [pair.sure for pair in pairs], [pair.possible for pair in pairs]

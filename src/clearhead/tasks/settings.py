@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clearhead.text import Tokenizer
 
 Source = str | dict[str, str]  # one file, or one file for each column
-SectionT = TypeVar("SectionT", bound="Section")
+SettingsT = TypeVar("SettingsT", bound=BaseModel)
 COMMANDS = ("predict", "evaluate", "look")  # that have options of tasks; figures has those of look
 
 
@@ -169,16 +169,16 @@ def refuse_unknown(command: str, values: Iterable[str], known: Sequence[str]) ->
             raise ConfigError(f"{command} has no option {name!r}; {suggest_name(name, known)}")
 
 
-def validate(kind: type[SectionT], values: Mapping[str, Any], place: str = "") -> SectionT:
-    """The section that these values make; what is wrong with them is one line each, what is missing one line."""
+def validate(kind: type[SettingsT], values: Mapping[str, Any], name: str = "") -> SettingsT:
+    """The settings that these values make; what is wrong with them is one line each, what is missing one line."""
     try:
         return kind(**values)
     except ValidationError as error:
-        before = f"{place}: " if place else ""
+        before = f"{name}: " if name else ""
         raise ConfigError("\n".join(f"{before}{line}" for line in _explain(error, kind))) from None
 
 
-def _explain(error: ValidationError, kind: type[Section]) -> list[str]:
+def _explain(error: ValidationError, kind: type[BaseModel]) -> list[str]:
     problems = error.errors()
     missing = [_place(problem) for problem in problems if problem["type"] == "missing"]
     lines = [f"{', '.join(missing)}: {'are' if len(missing) > 1 else 'is'} missing"] if missing else []
@@ -186,7 +186,7 @@ def _explain(error: ValidationError, kind: type[Section]) -> list[str]:
     return lines
 
 
-def _describe(problem: Any, kind: type[Section]) -> str:
+def _describe(problem: Any, kind: type[BaseModel]) -> str:
     """One of pydantic's findings in our words: where, what, and the nearest name if one is unknown."""
     place = _place(problem)
     if problem["type"] == "extra_forbidden":
@@ -205,7 +205,7 @@ def _is_type(step: Any) -> bool:
     return isinstance(step, str) and (step in ("str", "int", "float", "bool") or "[" in step)
 
 
-def _fields(kind: type[Section], sections: Sequence[Any]) -> list[str]:
+def _fields(kind: type[BaseModel], sections: Sequence[Any]) -> list[str]:
     model: Any = kind
     for section in sections:
         model = model.model_fields[section].annotation

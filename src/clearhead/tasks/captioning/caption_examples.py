@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from clearhead.images import Augmentation, Preprocessing
+from clearhead.images import Preprocessing
+from clearhead.tasks.captioning.caption_settings import PictureChanges
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.processor import Examples
 from clearhead.text.batches import Batch, Ragged
@@ -29,8 +30,8 @@ class Captions(NamedTuple):
 class CaptionExamples(Examples[Captions]):
     """Pictures, decoded once and kept as bytes, with their captions as tokens.
 
-    With an `augmentation`, `collate` changes pictures by PyTorch's random numbers, which a run seeds before each step;
-    it hides a share of the words that the decoder reads (`hidden_words`), so that it depends more on the picture.
+    With an `augmentation`, `collate` changes pictures by PyTorch's random numbers, which a run seeds before each step.
+    It hides a share of the words that the decoder reads, so that it depends more on the picture.
     """
 
     def __init__(
@@ -42,11 +43,10 @@ class CaptionExamples(Examples[Captions]):
         patches: int,
         pad: int,
         preprocessing: Preprocessing,
-        augmentation: Augmentation | None = None,
-        hidden_words: float = 0.0,
+        augmentation: PictureChanges | None = None,
     ) -> None:
         self.pictures, self.target, self.rows, self.pad = pictures, Ragged(targets), rows, pad
-        self.preprocessing, self.augmentation, self.hidden_words = preprocessing, augmentation, hidden_words
+        self.preprocessing, self.augmentation = preprocessing, augmentation
         self.counts = self.target.lengths.numpy() - 1  # every word but the start is predicted
         self.lengths = np.stack([np.full(len(rows), patches), self.counts], axis=1)
 
@@ -63,8 +63,8 @@ class CaptionExamples(Examples[Captions]):
         target, _ = self.target.pad(rows, batch.sizes[1] + 1, UNCOUNTED)
         read, written = target[:, :-1], target[:, 1:]
         read = read.masked_fill(read == UNCOUNTED, self.pad)
-        if self.hidden_words:
-            hidden = torch.rand(read.shape) < self.hidden_words  # on the CPU, as the augmentation draws
+        if self.augmentation is not None and self.augmentation.words:
+            hidden = torch.rand(read.shape) < self.augmentation.words  # on the CPU, as the augmentation draws
             hidden[:, 0] = False  # the start
             read = read.masked_fill(hidden.to(read.device, non_blocking=True), self.pad)
         return Captions(self.preprocessing.normalise(pictures), read, written.contiguous())

@@ -11,8 +11,9 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from clearhead.errors import CheckpointError, ConfigError, DataError
-from clearhead.images import Augmentation, Preprocessing
+from clearhead.images import Preprocessing
 from clearhead.model import ModelConfig, PictureToText
+from clearhead.storage import check_format, read_json, write_json
 from clearhead.tasks.captioning.caption_examples import CaptionExamples, Captions
 from clearhead.tasks.captioning.caption_settings import CaptionDecode, CaptionRecipe
 from clearhead.tasks.captioning.picture_inputs import PictureInputs
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Row, Tokenizer
 
-PREPROCESSING = "preprocessing.json"
+PREPROCESSING, FORMAT = "preprocessing.json", 1
 
 
 class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
@@ -53,8 +54,7 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
         texts = [str(row.values[1]) for row in rows]
         target = recipe.text.make_tokenizer(texts, start)
         config = cls.make_config(recipe, start, vocabulary=target.size)
-        picture = recipe.picture.model_dump(exclude={"patch"})
-        preprocessing = Preprocessing.from_dict({**picture, "background": tuple(picture["background"])})
+        preprocessing = Preprocessing(**recipe.picture.model_dump(exclude={"patch"}))
         decode = recipe.decode
         if decode.longest is None:
             lengths = [len(tokens) for tokens in target.encode_all(texts)]
@@ -79,8 +79,6 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
                 used.append(place)
         if not used:
             raise DataError(f"no picture is left to use: {report}")
-        changes = {} if recipe is None else recipe.augmentation.model_dump()
-        hidden_words = changes.pop("words", 0.0)
         return CaptionExamples(
             torch.stack([loaded[place].values[0].content for place in used]),
             [[self.target.start, *targets[place], self.target.end] for place in used],
@@ -88,8 +86,7 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
             patches=self.patches,
             pad=self.target.pad,
             preprocessing=self.preprocessing,
-            augmentation=Augmentation(**changes) if changes else None,
-            hidden_words=hidden_words,
+            augmentation=None if recipe is None else recipe.augmentation,
         )
 
     def row_problem(self, row: Row) -> str | None:
@@ -127,7 +124,7 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
 
     def save(self, folder: Path) -> None:
         self.target.save(folder)
-        self.preprocessing.save(folder / PREPROCESSING)
+        write_json(folder / PREPROCESSING, {"format": FORMAT, **self.preprocessing.model_dump()})
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> CaptionProcessor:
@@ -137,7 +134,7 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
             decode = validate(CaptionDecode, settings)
         except ConfigError as error:
             raise CheckpointError(f"the settings of {folder} are invalid: decode.{error}") from None
-        target, preprocessing = Tokenizer.load(folder), Preprocessing.load(folder / PREPROCESSING)
+        target, preprocessing = Tokenizer.load(folder), read_preprocessing(folder / PREPROCESSING)
         grid = config.patch_rows or 0, config.patch_columns or 0
         height, width = (count * (config.patch_size or 0) for count in grid)
         if (preprocessing.height, preprocessing.width, target.size) != (height, width, config.vocabulary):
@@ -146,3 +143,13 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
                 f"tokens, but its model takes {height} × {width} and {config.vocabulary}; copy the folder again"
             )
         return cls(target, config, preprocessing, decode)
+
+
+def read_preprocessing(path: Path) -> Preprocessing:
+    """The settings of pictures in a model folder; CheckpointError if they are damaged."""
+    values = read_json(path)
+    check_format(path, values.pop("format", None), FORMAT)
+    try:
+        return validate(Preprocessing, values, str(path))
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from clearhead.images.preprocessing import LARGEST_SIDE
+from clearhead.images import Augmentation
+from clearhead.images.preprocessing import LARGEST_SIDE, Share
 from clearhead.tasks.sequence_to_sequence.pair_processor import Loss
 from clearhead.tasks.sequence_to_sequence.search import Decode
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
@@ -32,14 +33,7 @@ class Picture(Section):
     patch: int = Field(8, ge=1)  # pixels along a patch's side
     # Pictures of other proportions: "pad" fills with the background, "crop" keeps the middle, "stretch" distorts.
     resize: Literal["pad", "crop", "stretch"] = "pad"
-    background: list[float] = Field([1.0, 1.0, 1.0], min_length=3, max_length=3)  # red, green, blue, from 0 to 1
-
-    @field_validator("background")
-    @classmethod
-    def _check_background(cls, background: list[float]) -> list[float]:
-        if not all(0 <= channel <= 1 for channel in background):
-            raise ValueError("values must be from 0 to 1")
-        return background
+    background: list[Share] = Field([1.0, 1.0, 1.0], min_length=3, max_length=3)  # red, green, blue, from 0 to 1
 
     @model_validator(mode="after")
     def _check_grid(self) -> Picture:
@@ -49,20 +43,9 @@ class Picture(Section):
         return self
 
 
-class PictureChanges(Section):
+class PictureChanges(Section, Augmentation):
     """`[augmentation]`: random changes of training pictures, which differ each time; 0 switches one off."""
 
-    shift: float = Field(0.1, ge=0, le=1)  # of the side
-    zoom: float = Field(0.1, ge=0, le=0.9)  # 0.1: from 0.9 to 1.1 times
-    rotation: float = Field(10.0, ge=0, le=180)  # degrees to both sides
-    stretch: float = Field(0.0, ge=0, le=0.9)  # 0.1: width by up to 1.1 times and height by 1 / 1.1, or the reverse
-    shear: float = Field(0.0, ge=0, le=1)  # slants by up to this share of the side
-    flip: bool = False  # every second picture is mirrored; captions may say left and right
-    brightness: float = Field(0.2, ge=0, le=1)  # a factor from 1 − x to 1 + x
-    contrast: float = Field(0.2, ge=0, le=1)
-    saturation: float = Field(0.2, ge=0, le=1)
-    erase: float = Field(0.0, ge=0, le=1)  # a rectangle with sides of up to this share of the picture's is covered
-    mix: float = Field(0.0, ge=0, le=1)  # the largest share of another picture that is mixed in; 1: mixup
     words: float = Field(0.0, ge=0, lt=1)  # share of a caption's words that the decoder does not see in training
 
 

@@ -28,8 +28,7 @@ def compute_frames(
             sound = sound + torch.randn_like(sound) * level.sqrt() * share
         frames, counts = compute_log_mel(sound, lengths, settings)
         if augmentation is not None:
-            masks = augmentation.to_spec_augment()
-            frames = mask_spectrogram(frames, counts, masks, _default_generator(device))
+            frames = mask_spectrogram(frames, counts, augmentation, _default_generator(device))
     return frames, counts
 
 

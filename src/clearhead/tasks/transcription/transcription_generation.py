@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.audio import SoundPiece, SplitSettings, split_at_silence
+from clearhead.audio import SoundPiece, split_at_silence
 from clearhead.decode import Hypothesis, JointWriter, ctc_beam_search, ctc_greedy
 from clearhead.decode.ctc import CtcHypothesis
 from clearhead.errors import ConfigError
@@ -53,9 +53,9 @@ class TranscriptionGeneration(Generation[TranscriptionProcessor, Any, Stretch]):
         """The frames of a recording: of all of it, or of pieces cut at silence, without those that have no sound."""
         log_mel, padding = self.processor.log_mel, self.processor.decode.padding_seconds
         samples = torch.from_numpy(self.processor.inputs.load_input(given).content)
-        cuts = SplitSettings(longest=self.piece_seconds, shortest=min(1.0, self.piece_seconds / 2))
+        shortest = min(1.0, self.piece_seconds / 2)
         stretches = []
-        for piece in split_at_silence(samples, log_mel.rate, cuts):
+        for piece in split_at_silence(samples, log_mel.rate, longest=self.piece_seconds, shortest=shortest):
             inside = samples[piece.begin : piece.end]
             if log_mel.frames(len(inside)) and bool((inside != inside[0]).any()):
                 padded = pad_with_noise(inside, padding, log_mel.rate)

@@ -58,7 +58,7 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
         if start is not None:
             raise ConfigError("transcription cannot start from the weights of another model; leave train.init_from out")
         import_jiwer()  # which the scores need: better refused now than after the last step
-        log_mel = recipe.sound.to_log_mel()
+        log_mel = LogMelSettings(**recipe.sound.model_dump())
         target = recipe.text.train_tokenizer(str(row.values[1]) for row in rows)
         config = cls.make_config(recipe, None, vocabulary=target.size, mel_bands=log_mel.mels)
         return cls(target, config, log_mel, recipe.decode)
@@ -112,7 +112,7 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {**self.decode.model_dump(), "sound": self.log_mel.to_dict()}
+        return {**self.decode.model_dump(), "sound": self.log_mel.model_dump()}
 
     def save(self, folder: Path) -> None:
         self.target.save(folder)
@@ -123,9 +123,9 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
 
         values = dict(settings)
         try:
-            log_mel = LogMelSettings.from_dict(values.pop("sound", {}))
+            log_mel = validate(LogMelSettings, values.pop("sound", {}), "sound")
             decode = validate(TranscriptionDecode, values)
-        except (ConfigError, TypeError) as error:
+        except ConfigError as error:
             raise CheckpointError(f"the settings of {folder} are invalid: {error}") from None
         target = Tokenizer.load(folder)
         if target.size != config.vocabulary or log_mel.mels != config.mel_bands:

@@ -8,7 +8,6 @@ from pydantic import Field, field_validator
 
 from clearhead.audio import LogMelSettings, SpecAugment
 from clearhead.audio.sound_augmentation import check_speeds
-from clearhead.errors import ConfigError
 from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, option
 
@@ -29,47 +28,22 @@ class SoundText(Text):
     lowercase: bool = True
 
 
-class Sound(Section):
-    """`[sound]`: how sound becomes frames; `LogMelSettings` explains the keys."""
-
-    rate: int = 16000
-    window: float = 0.025
-    hop: float = 0.010
-    mels: int = 80
-    lowest: float = 20.0
-    highest: float | None = None
-    normalise: bool = True
-
-    def to_log_mel(self) -> LogMelSettings:
-        try:
-            return LogMelSettings(**self.model_dump())
-        except ConfigError as error:
-            raise ConfigError(f"sound: {error}") from None
+class Sound(Section, LogMelSettings):
+    """`[sound]`: how sound becomes frames."""
 
 
-class Augmentation(Section):
+class Augmentation(Section, SpecAugment):
     """`[augmentation]`: random changes of recordings in training."""
 
     # One is drawn for each recording: 1.1 is a tenth faster, and higher.
     speeds: list[float] = Field([0.9, 1.0, 1.1], min_length=1)
-    band_masks: int = Field(2, ge=0)  # SpecAugment: number of masks that hide neighbouring mel bands
-    band_width: int = Field(15, ge=0)  # largest number of neighbouring mel bands that one mask hides
-    time_masks: int = Field(2, ge=0)  # number of masks that hide neighbouring frames
-    time_width: int = Field(40, ge=0)  # largest number of frames that one mask hides
-    time_share: float = Field(0.15, ge=0, le=1)  # largest share of a recording that one mask hides
     noise: float = Field(0.0, ge=0)  # white noise of up to this share of the recording's own loudness
 
     @field_validator("speeds")
     @classmethod
     def _check_speeds(cls, speeds: list[float]) -> list[float]:
-        try:
-            check_speeds(speeds)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
+        check_speeds(speeds)
         return speeds
-
-    def to_spec_augment(self) -> SpecAugment:
-        return SpecAugment(self.band_masks, self.band_width, self.time_masks, self.time_width, self.time_share)
 
 
 class JointLoss(Section):
