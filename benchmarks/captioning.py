@@ -34,9 +34,12 @@ import numpy as np
 import torch
 
 from measuring import RESULTS, hardware
+from small_scenes import make_scenes
 
 METRICS = ("chrf", "exact", "bleu")
 OPENMOJI = Path(__file__).parent / "recipes" / "caption-openmoji.toml"
+SCENES = Path(__file__).parent / "recipes" / "caption-scenes.toml"
+PARTS = {"train": 6000, "dev": 100}  # scenes that a run learns from, and that it is scored on
 
 
 # openmoji
@@ -177,8 +180,14 @@ def train_scenes(arguments: argparse.Namespace) -> None:
 
     def run(job: tuple[str, list[str], int]) -> dict[str, Any]:
         name, changes, seed = job
-        return train("caption-scenes", [*arguments.set, *changes], arguments.out / f"{name}-{seed}", seed)
+        sets = [f'data.{part}="{(arguments.out / part).resolve()}.npz"' for part in PARTS]
+        return train(str(SCENES), [*sets, *arguments.set, *changes], arguments.out / f"{name}-{seed}", seed)
 
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for part, count in PARTS.items():
+        scenes = list(make_scenes(part, count))
+        pixels, texts = np.stack([scene.pixels for scene in scenes]), np.array([scene.text for scene in scenes])
+        np.savez_compressed(arguments.out / f"{part}.npz", pixels=pixels, texts=texts)
     with ThreadPoolExecutor(arguments.jobs) as pool:
         found = list(pool.map(run, jobs))
     for (name, _, seed), metrics in zip(jobs, found, strict=True):
@@ -202,8 +211,6 @@ def best_head(
 
     Also the share of words for which it is above 60 %, and the share of the picture's patches that a shape has.
     """
-    from clearhead.images.scenes import make_scenes
-
     found: dict[tuple[str, int], list[float]] = {}
     areas = []
     for scene in make_scenes(part, count):

@@ -185,7 +185,7 @@ def test_figures_of_a_picture_need_one():
 def captioner() -> LiveModel:
     recipe = {
         "task": "captioning",
-        "data": {"train": "made:scenes.train"},
+        "data": {"train": "made:pairs.train"},
         "text": {"vocabulary": 300},
         "picture": {"height": 24, "width": 40, "patch": 8},
         "model": {"shape": "tiny", "width": 24, "heads": 3, "layers": 1, "feedforward": 32},

@@ -1,5 +1,8 @@
 """Random changes of pictures: reproducible, of each picture its own, and by hand where that can be done."""
 
+import math
+
+import pytest
 import torch
 
 from clearhead.images import Augmentation

@@ -1,21 +1,16 @@
 """Scenes drawn by a program: captions that are true, shapes that are small and apart, parts that differ."""
 
 import numpy as np
-import pytest
 
-from clearhead.errors import ConfigError
-from clearhead.images.scenes import COLOURS, KINDS, Scene, Shape, describe_shapes, make_pairs, make_scenes
-
-MAKERS = {"scenes": make_scenes, "pairs": make_pairs}
+from clearhead.images.scenes import COLOURS, KINDS, Scene, Shape, describe_shapes, make_pairs
 
 
 def masks(scene: Scene) -> list[np.ndarray]:
     return [scene.covered(place, *scene.pixels.shape[:2]) for place in range(len(scene.shapes))]
 
 
-@pytest.mark.parametrize("maker", MAKERS)
-def test_every_shape_is_drawn_in_its_colour_small_and_apart_from_the_others(maker):
-    for scene in MAKERS[maker]("train", 40):
+def test_every_shape_is_drawn_in_its_colour_small_and_apart_from_the_others():
+    for scene in make_pairs("train", 40):
         drawn = masks(scene)
         assert max(mask.mean() for mask in drawn) <= 0.1
         assert sum(drawn).max() == 1
@@ -25,10 +20,9 @@ def test_every_shape_is_drawn_in_its_colour_small_and_apart_from_the_others(make
             assert scene.pixels[int(shape.y), int(shape.x)].tolist() == list(COLOURS[shape.colour])
 
 
-@pytest.mark.parametrize("maker", MAKERS)
-def test_captions_say_where_each_shape_is_to_the_next(maker):
+def test_captions_say_where_each_shape_is_to_the_next():
     relations = set()
-    for scene in MAKERS[maker]("dev", 40):
+    for scene in make_pairs("dev", 40):
         words = scene.text.split()
         for one, other in zip(scene.shapes, scene.shapes[1:], strict=False):
             relation = "left of" if other.x - one.x > other.y - one.y else "above"
@@ -40,16 +34,11 @@ def test_captions_say_where_each_shape_is_to_the_next(maker):
     assert relations == {"left of", "above"}
 
 
-@pytest.mark.parametrize("maker", MAKERS)
-def test_a_part_is_always_the_same_and_no_scene_is_in_two(maker):
-    first, again = (list(MAKERS[maker]("train", 30)) for _ in range(2))
+def test_a_part_is_always_the_same_and_no_scene_is_in_two():
+    first, again = (list(make_pairs("train", 30)) for _ in range(2))
     assert all(np.array_equal(one.pixels, other.pixels) for one, other in zip(first, again, strict=True))
-    pictures = [scene.pixels.tobytes() for part in ("train", "dev", "test") for scene in MAKERS[maker](part, 100)]
+    pictures = [scene.pixels.tobytes() for part in ("train", "dev", "test") for scene in make_pairs(part, 100)]
     assert len(set(pictures)) == 300
-
-
-def test_scenes_have_two_to_four_shapes():
-    assert {len(scene.shapes) for scene in make_scenes("test", 40)} == {2, 3, 4}
 
 
 def test_the_cells_that_a_shape_covers_are_those_with_a_pixel_of_it():
@@ -57,10 +46,3 @@ def test_the_cells_that_a_shape_covers_are_those_with_a_pixel_of_it():
     scene = Scene(np.zeros((16, 16, 3), np.uint8), describe_shapes(shapes), shapes)
     assert scene.covered(0, 2, 2).tolist() == [[False, True], [False, False]]  # from 9.3 to 14.7 and 1.3 to 6.7
     assert scene.covered(0, 1, 4).tolist() == [[False, False, True, True]]
-
-
-def test_an_unknown_part_and_too_many_shapes_are_refused():
-    with pytest.raises(ConfigError, match="scenes are of train, dev, test, got 'all'"):
-        next(make_scenes("all", 1))
-    with pytest.raises(ConfigError, match="1 to 4 shapes, got 2 to 5"):
-        next(make_scenes("train", 1, most=5))

@@ -1,8 +1,7 @@
 """Scenes: small pictures of coloured shapes with captions, made by a program, to learn and to test with.
 
 A caption names the shapes from the top left to the bottom right, each with where it is to the next one: "a red circle
-left of a blue square above a green triangle". Where every shape is drawn is known, so it can be checked where a model
-looks.
+left of a blue square". Where every shape is drawn is known, so it can be checked where a model looks.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, UInt8
 
-from clearhead.errors import ConfigError
-
 SIZE = 64  # pixels of a side
-LARGEST = 0.1  # of the picture's area that a shape may cover
+LARGEST_SHARE = 0.1  # of the picture's area that a shape may cover
 COLOURS = {
     "red": (214, 39, 40),
     "green": (44, 140, 44),
@@ -28,11 +25,10 @@ COLOURS = {
     "black": (20, 20, 20),
 }
 KINDS = ("circle", "square", "triangle", "cross")
-PAIR_COLOURS, PAIR_KINDS = ("red", "green", "blue", "yellow"), ("circle", "square", "triangle")
+PAIR_COLOURS = ("red", "green", "blue", "yellow")  # of the shapes of make_pairs
+PAIR_KINDS = ("circle", "square", "triangle")
 PARTS = {"train": 0, "dev": 1, "test": 2}
-GAP = 3  # pixels at least between two shapes, and by which one is clearly left of or above another
-TRIES = 32  # places that are drawn at once
-FINE = 4  # samples of a pixel's side: edges are smooth
+FINE = 4  # samples along a pixel's side: edges are smooth
 
 
 class Shape(NamedTuple):
@@ -65,41 +61,24 @@ class Scene(NamedTuple):
         return np.asarray(cells.any((1, 3)))
 
 
-def make_scenes(part: str, count: int, *, fewest: int = 2, most: int = 4, size: int = SIZE) -> Iterator[Scene]:
-    """Scenes of a part ("train", "dev", "test"): the same ones each time, others in each part.
-
-    >>> scene = next(make_scenes("train", 1))
-    >>> scene.pixels.shape, scene.text
-    ((64, 64, 3), 'a purple circle above a yellow cross left of a black square above a black circle')
-    """
-    check_part(part)
-    if not 1 <= fewest <= most <= 4:
-        raise ConfigError(f"scenes have 1 to 4 shapes, got {fewest} to {most}")
-    for number in range(count):
-        chance = np.random.default_rng([PARTS[part], number, fewest, most, size])
-        shapes = _place_shapes(chance, int(chance.integers(fewest, most + 1)), size)
-        yield Scene(_draw(shapes, size), describe_shapes(shapes), shapes)
-
-
-def make_pairs(part: str, count: int, *, size: int = SIZE) -> Iterator[Scene]:
+def make_pairs(part: str, count: int, size: int = SIZE) -> Iterator[Scene]:
     """Scenes of two large shapes beside or above each other, of few colours and kinds: soon learned.
 
     >>> next(make_pairs("train", 1)).text
     'a blue triangle above a yellow square'
     """
-    check_part(part)
     for number in range(count):
         chance = np.random.default_rng([PARTS[part], number, size])
         looks = chance.permutation(len(PAIR_COLOURS) * len(PAIR_KINDS))[:2]
-        radius = (LARGEST**0.5) * size / 2 * chance.uniform(0.9, 0.98, 2)
+        radius = (LARGEST_SHARE**0.5) * size / 2 * chance.uniform(0.9, 0.98, 2)
         half, edge = size / 2, radius + 1
         along = chance.uniform(edge, half - edge) + np.array([0, half])  # one in each half
         across = half + chance.uniform(-4, 4) + chance.uniform(-3, 3, 2)
         x, y = (along, across) if chance.integers(2) else (across, along)
         names = [(PAIR_COLOURS[look % len(PAIR_COLOURS)], PAIR_KINDS[look // len(PAIR_COLOURS)]) for look in looks]
         rows = zip(names, x.tolist(), y.tolist(), radius.tolist(), strict=True)
-        shapes = tuple(Shape(colour, kind, *place) for (colour, kind), *place in rows)
-        yield Scene(_draw(shapes, size), describe_shapes(shapes), shapes)
+        shapes = tuple(Shape(colour, kind, *geometry) for (colour, kind), *geometry in rows)
+        yield Scene(draw_shapes(shapes, size), describe_shapes(shapes), shapes)
 
 
 def describe_shapes(shapes: tuple[Shape, ...]) -> str:
@@ -109,47 +88,13 @@ def describe_shapes(shapes: tuple[Shape, ...]) -> str:
     'a red circle above a blue square'
     """
     words = [shapes[0].text]
-    for one, other in pairwise(shapes):
-        words += ["left of" if other.x - one.x > other.y - one.y else "above", other.text]
+    for shape, following in pairwise(shapes):
+        words += ["left of" if following.x - shape.x > following.y - shape.y else "above", following.text]
     return " ".join(words)
 
 
-def check_part(part: str) -> None:
-    """Refuses a part that there is not."""
-    if part not in PARTS:
-        raise ConfigError(f"scenes are of {', '.join(PARTS)}, got {part!r}")
-
-
-def _place_shapes(chance: np.random.Generator, count: int, size: int) -> tuple[Shape, ...]:
-    """Shapes that do not touch, in the order of their caption; places are drawn until one of TRIES fits."""
-    largest = (LARGEST**0.5) * size / 2
-    looks = chance.permutation(len(COLOURS) * len(KINDS))[:count]  # no two of the same colour and kind
-    radius = chance.uniform(0.75, 0.98, count) * largest
-    while True:
-        places = chance.uniform(radius[:, None] + 1, size - radius[:, None] - 1, (TRIES, count, 2))
-        order = places.sum(2).argsort(1)
-        places, radii = np.take_along_axis(places, order[:, :, None], 1), radius[order]
-        fitting = np.flatnonzero(_are_apart(places, radii) & _are_ordered(places))
-        if len(fitting):
-            first = fitting[0]
-            named = [(list(COLOURS)[look % len(COLOURS)], KINDS[look // len(COLOURS)]) for look in looks[order[first]]]
-            rows = zip(named, places[first].tolist(), radii[first].tolist(), strict=True)
-            return tuple(Shape(colour, kind, x, y, size) for (colour, kind), (x, y), size in rows)
-
-
-def _are_apart(places: np.ndarray, radii: np.ndarray) -> np.ndarray:
-    """Of each try, whether no shape touches another."""
-    apart = abs(places[:, :, None] - places[:, None]).max(3) - radii[:, :, None] - radii[:, None]
-    return np.asarray((apart + 1e9 * np.eye(radii.shape[1]) > GAP).all((1, 2)))
-
-
-def _are_ordered(places: np.ndarray) -> np.ndarray:
-    """Of each try, whether the order of the shapes, and where each is to the next one, is clear to see."""
-    across, down = np.moveaxis(np.diff(places, axis=1), 2, 0)
-    return np.asarray(((across + down > 2 * GAP) & (abs(across - down) > 2 * GAP)).all(1))
-
-
-def _draw(shapes: tuple[Shape, ...], size: int) -> UInt8[np.ndarray, "height width 3"]:
+def draw_shapes(shapes: tuple[Shape, ...], size: int = SIZE) -> UInt8[np.ndarray, "height width 3"]:
+    """A white square picture with these shapes."""
     canvas = np.full((size, size, 3), 255.0)
     for shape in shapes:
         box, share = _coverage(shape, size)

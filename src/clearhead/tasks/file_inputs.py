@@ -1,7 +1,7 @@
 """FileInputs: inputs that are files, such as pictures or sounds.
 
 A row's input is the path of a file, or its content in memory. Data are tables of paths and texts (paths are relative to
-the table's folder), folders with `name.png` beside `name.txt`, or made by a program: `made:scenes.train`.
+the table's folder), folders with `name.png` beside `name.txt`, or made by a program: `made:pairs.train`.
 """
 
 from __future__ import annotations
@@ -197,14 +197,14 @@ class FileInputs(TextInputs, ABC):
 def is_generated(source: str | Path) -> bool:
     """Whether this names data that a program makes, not a file.
 
-    >>> is_generated("made:scenes.train"), is_generated("scenes.tsv")
+    >>> is_generated("made:pairs.train"), is_generated("scenes.tsv")
     (True, False)
     """
     return str(source).startswith(MADE)
 
 
 def _generate(source: str, generators: Mapping[str, Generator]) -> Iterator[Row]:
-    """The rows that a program makes for a source such as `made:scenes.train:1000`."""
+    """The rows that a program makes for a source such as `made:pairs.train:1000`."""
     name, _, count = source.removeprefix(MADE).partition(":")
     kind, _, part = name.partition(".")
     if kind not in generators:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clearhead.errors import DataError
 from clearhead.images import Preprocessing, convert_image
-from clearhead.images.scenes import make_pairs, make_scenes
+from clearhead.images.scenes import make_pairs
 from clearhead.tasks.file_inputs import FileInputs
 from clearhead.tasks.media import PictureInput
 from clearhead.tasks.processor import Columns, Files
@@ -32,7 +32,6 @@ class PictureInputs(FileInputs):
     suffixes = (".png", ".jpg", ".jpeg", ".webp", ".gif")
     generators = MappingProxyType(
         {
-            "scenes": lambda part, count: (scene[:2] for scene in make_scenes(part, count or 1000)),
             "pairs": lambda part, count: (scene[:2] for scene in make_pairs(part, count or 1000)),
         }
     )
