@@ -33,8 +33,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from measuring import RESULTS, hardware
 from small_scenes import make_scenes
+
+from measuring import RESULTS, hardware
 
 METRICS = ("chrf", "exact", "bleu")
 OPENMOJI = Path(__file__).parent / "recipes" / "caption-openmoji.toml"

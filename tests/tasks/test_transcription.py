@@ -251,7 +251,7 @@ def test_batches_hold_sound_at_a_random_speed_in_training():
 def test_settings_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match="speed of 3"):
         recipe_of(augmentation={"speeds": [3.0]})
-    with pytest.raises(ConfigError, match=r"sound: hop"):
+    with pytest.raises(ConfigError, match=r"sound\.hop: should be less than or equal to 1"):
         untrained(sound={"hop": 2.0})
     with pytest.raises(ConfigError, match="ctc_weight"):
         untrained().predict("x.wav", ctc_weight=1.5)
