@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from clearhead import Decoder, ModelConfig
 from clearhead.lens.analysis.repeated_tokens import draw_repeated_tokens, score_repeated_tokens
-from clearhead.train.role_plot import draw_roles, read_role_history
+from clearhead.train.head_plots import draw_roles, read_role_histories
 
 TOKENS, LENGTH, ROWS, STEPS, EVERY = 26, 60, 32, 400, 10
 RATE, WARMUP = 6e-3, 50
@@ -48,7 +48,7 @@ def main(path: Path) -> None:
         if step % EVERY == 0:
             heads.append({"step": step, "heads": score_repeated_tokens(model.eval(), probe)})
             model.train()
-    histories = [history for role in ("previous", "induction") if (history := read_role_history(heads, role))]
+    histories = read_role_histories(heads)
     draw_roles(metrics, histories, path)
     for history in histories:
         print(f"{history.role}: from step {history.appeared}, best {history.best}, {history.scores[-1].max():.2f}")

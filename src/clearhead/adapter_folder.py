@@ -58,22 +58,25 @@ class Adapter:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def find_base(self, folder: Path, given: str | Path | None = None) -> Path:
-        """The folder of the base model: the given one, or where it was in training; its checksums must be the same."""
+    def find_base(self, folder: Path, base: str | Path | None = None) -> Path:
+        """The folder of the base model: `base`, or where it was in training; its checksums must be the same."""
         changed = None
-        for place in self._places(folder) if given is None else [_find_model(Path(given))]:
-            if not (place / CONFIG).is_file():
+        if base is not None and not Path(base).is_dir():
+            raise ConfigError(f"there is no folder {base}")
+        for candidate in self._list_places(folder) if base is None else [enter_run(Path(base))]:
+            if not (candidate / CONFIG).is_file():
                 continue
-            if (problem := self.find_difference(place)) is None:
-                return place
-            changed = f"{place} is not the model that {folder} was trained with: {problem}"
+            if (problem := self.find_difference(candidate)) is None:
+                return candidate
+            changed = f"{candidate} is not the model that {folder} was trained with: {problem}"
         remedy = (
             f"name that model's folder by --base FOLDER, or merge: clearhead merge {folder} --base FOLDER --out NEW"
         )
         if changed is not None:
             raise CheckpointError(f"{changed}; {remedy}")
-        missing = given or self.base
-        raise CheckpointError(f"{folder} is an adapter of the model in {missing}, which is not there; {remedy}")
+        raise CheckpointError(
+            f"{folder} is an adapter of the model in {base or self.base}, which is not there; {remedy}"
+        )
 
     def find_difference(self, base: Path) -> str | None:
         """The first file of a folder that is not as it was when the adapter was trained; None if all are."""
@@ -84,13 +87,18 @@ class Adapter:
                 return f"{name} has another checksum"
         return None
 
-    def _places(self, folder: Path) -> list[Path]:
+    def _list_places(self, folder: Path) -> list[Path]:
         """Where the base model may be: a shipped model, beside the adapter as in training, or where it was."""
         if self.base.startswith(SHIPPED):
-            found = shipped.model(self.base.removeprefix(SHIPPED))
-            return [] if found is None else [found]
+            model = shipped.model(self.base.removeprefix(SHIPPED))
+            return [] if model is None else [model]
         places = [] if self.relative is None else [Path(os.path.normpath(folder.resolve() / self.relative))]
         return [*places, Path(self.base)]
+
+
+def enter_run(folder: Path) -> Path:
+    """The model's folder, where a run's folder was given."""
+    return folder / "model" if not (folder / CONFIG).exists() and (folder / "model").is_dir() else folder
 
 
 def describe_base(base: Path, folder: Path, *, rank: int, alpha: float, on: list[str]) -> Adapter:
@@ -113,8 +121,9 @@ def read_merged(
 
     `read_own` reads the tensors of a model folder of ours; Hugging Face checkpoints are read here.
     """
-    place = adapter.find_base(folder, base)
-    tensors = _read_huggingface(place) if "model_type" in read_json(place / CONFIG) else read_own(place)
+    base_folder = adapter.find_base(folder, base)
+    foreign = "model_type" in read_json(base_folder / CONFIG)
+    tensors = _read_huggingface(base_folder) if foreign else read_own(base_folder)
     return merge_tensors(tensors, unpack_weights(load_file(folder / ADAPTER)), adapter.scale)
 
 
@@ -129,10 +138,3 @@ def _weight_files(base: Path) -> list[str]:
         if (base / name).is_file():
             return [name]
     return sorted(path.name for path in base.glob(SHARDS))
-
-
-def _find_model(base: Path) -> Path:
-    """The model's folder, where a run's folder was given."""
-    if not base.is_dir():
-        raise ConfigError(f"there is no folder {base}")
-    return base / "model" if not (base / CONFIG).exists() and (base / "model").is_dir() else base

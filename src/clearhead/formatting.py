@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -68,6 +69,11 @@ def escape_control(text: str, *, keep: str = "\n\t") -> str:
         return ascii(mark)[1:-1] if mark < " " else f"\\u{ord(mark):04x}"
 
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", escape, text)
+
+
+def print_message(text: str) -> None:
+    """Prints a message to stderr; control characters, which may come from a file, are escaped."""
+    print(escape_control(text), file=sys.stderr, flush=True)
 
 
 def suggest_name(name: Any, known: Iterable[str], otherwise: str | None = None) -> str:

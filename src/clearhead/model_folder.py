@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from clearhead.adapter_folder import ADAPTER, Adapter, Tensors, read_merged
+from clearhead.adapter_folder import ADAPTER, Adapter, Tensors, enter_run, read_merged
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model import Model, ModelConfig
 from clearhead.model.devices import empty_weights
@@ -36,15 +36,6 @@ from clearhead.text.corpora import SKIP
 
 FORMAT, ADAPTER_FORMAT = 1, 2  # of a model; of an adapter, which earlier versions cannot read
 CONFIG, WEIGHTS, METRICS, CARD, RECIPE = "config.json", "model.safetensors", "metrics.json", "README.md", "recipe.toml"
-DATA = {".tsv", ".csv", ".jsonl", ".txt", ".conll"}
-HUGGINGFACE = (
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "tokenizer_config.json",
-    "generation_config.json",
-    WEIGHTS,
-)
-RESUME = "repeat the clearhead train command that began the run, with --resume, to finish it"
 FIELDS = {"task": str, "architecture": str, "model": dict, "settings": dict, "weights": str}
 
 
@@ -170,8 +161,8 @@ class ModelFolder:
             raise ConfigError(f"{self.path} is a whole model, not an adapter: it needs no base")
         tensors: Tensors | None = None
         if adapter is not None:
-            found = read_merged(self.path, adapter, base, _read_tensors)
-            tensors = {name: found[name] for name in unique_tensors(model) if name in found}
+            merged = read_merged(self.path, adapter, base, _read_tensors)
+            tensors = {name: merged[name] for name in unique_tensors(model) if name in merged}
         try:
             load_weights(model, unpack_weights(load_file(self.path / WEIGHTS)) if tensors is None else tensors)
         except (SafetensorError, CheckpointError) as error:
@@ -183,14 +174,14 @@ class ModelFolder:
         """Where the training data had their columns, if its recipe says so: `data.columns`."""
         path = self.path / RECIPE
         try:
-            found = tomllib.loads(path.read_text(encoding="utf-8")).get("data", {}).get("columns")
+            columns = tomllib.loads(path.read_text(encoding="utf-8")).get("data", {}).get("columns")
         except (OSError, ValueError, AttributeError):  # without a recipe they are the task's
             return None
-        if not isinstance(found, list):
-            return found if isinstance(found, dict) else None
-        while found and found[-1] == SKIP:  # so that a file without these fields can be read, too
-            found = found[:-1]
-        return found
+        if not isinstance(columns, list):
+            return columns if isinstance(columns, dict) else None
+        while columns and columns[-1] == SKIP:  # so that a file without these fields can be read, too
+            columns = columns[:-1]
+        return columns
 
     def _model_config(self) -> ModelConfig:
         try:
@@ -218,77 +209,32 @@ def _read_tensors(path: Path) -> Tensors:
 
 
 def _find_model(path: Path) -> Path:
-    """The model folder: this one, or the one in this run's folder."""
+    """The model folder: this one, or the one in this run's folder; else an error that says what the path is."""
     if path.is_file():
-        raise CheckpointError(f"{path} is {_describe_file(path)}")
+        raise CheckpointError(f"{path} is a file; a model is a folder")
     for folder in (path, path / "model"):
         restore_replaced(folder)
     if not path.is_dir():
         raise CheckpointError(f"there is no {path}")
-    if (path / CONFIG).exists():
-        return path
-    if (path / "model" / CONFIG).exists():
-        return path / "model"
-    raise CheckpointError(f"{path} {_describe_folder(path)}")
-
-
-def _describe_file(path: Path) -> str:
-    """What a file is that was given for a model, and what to do with it."""
-    kind = path.suffix if path.suffix != ".gz" else Path(path.stem).suffix
-    if kind == ".toml":
-        return f"a recipe, not a model; clearhead train {path} trains one by it"
-    if kind == ".record":
-        return f"a record, not a model; clearhead look {path} shows it"
-    if kind == ".safetensors":
-        return f"a file of weights; a model is the whole folder, so give {path.parent}"
-    if kind in DATA:
-        return "a data file, not a model; name it in a recipe to train one"
-    return "a file; a model is a folder"
-
-
-def _describe_folder(path: Path) -> str:
-    """What a folder without a model is, and what to do with it."""
+    folder = enter_run(path)
+    if (folder / CONFIG).exists():
+        return folder
     names = sorted(child.name for child in path.iterdir())
-    if not names:
-        return "is an empty folder; a model is written there by clearhead train"
-    whole = CHECKSUMS in names
-    if whole and isinstance(files := read_json(path / CHECKSUMS).get("files"), dict) and CONFIG in files:
-        return f"is a model folder without its {CONFIG}, which {CHECKSUMS} lists; copy the folder again"
-    if whole and "state.json" in names:
-        return f"is a checkpoint of a training run, not a model; {_finish_run(path.resolve().parents[1])}"
-    if whole and "task.json" in names:
-        return f"holds the tokenizers of a training run, not a model; {_finish_run(path.resolve().parent)}"
-    if any((path / name / "state.json").exists() for name in names):
-        return f"holds checkpoints of a training run, not a model; {_finish_run(path.resolve().parent)}"
-    if "checkpoints" in names or _is_run_recipe(path / RECIPE):
-        return f"is a training run that has not finished; {RESUME}"
-    if "snapshots" in names and "blobs" in names:
-        snapshot = next(iter(sorted((path / "snapshots").iterdir())), path / "snapshots")
-        return f"is a download of Hugging Face's; its checkpoint is the folder {snapshot}"
-    if any(name in names for name in HUGGINGFACE):
-        return f"looks like a Hugging Face checkpoint without its {CONFIG}; copy or download it again"
-    if models := [name for name in names if any((path / name / place / CONFIG).exists() for place in ("", "model"))]:
-        return f"holds {len(models)} model folder{'s'[: len(models) > 1]} but is none; name one: {path / models[0]}"
-    if RECIPE in names:
-        return f"holds a recipe, not a model; clearhead train {path / RECIPE} trains one by it"
-    if data := [name for name in names if DATA.intersection(Path(name).suffixes)]:
-        return f"is a folder of data ({data[0]}), not of a model; name its files in a recipe to train one"
-    return f"is no model folder: it holds no {CONFIG}, but {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
-
-
-def _finish_run(run: Path) -> str:
-    return f"the model of this run is {run / 'model'}" if (run / "model" / CONFIG).exists() else RESUME
-
-
-def _is_run_recipe(path: Path) -> bool:
-    """Whether this recipe was written by a training run, not by hand."""
-    return path.is_file() and path.read_text(encoding="utf-8", errors="replace").startswith("# A run of clearhead")
+    if not {"checkpoints", "report.txt"}.isdisjoint(names):
+        raise CheckpointError(
+            f"{path} is a training run that has not finished; repeat the clearhead train command that began the run, "
+            "with --resume, to finish it"
+        )
+    if models := [name for name in names if (enter_run(path / name) / CONFIG).exists()]:
+        raise CheckpointError(f"{path} holds {len(models)} models but is none; name one, such as {path / models[0]}")
+    others = f", but {', '.join(names[:3])}{', …' if len(names) > 3 else ''}" if names else ""
+    raise CheckpointError(f"{path} is no model folder: it holds no {CONFIG}{others}")
 
 
 def _check_config_format(path: Path, config: dict[str, Any]) -> None:
-    found = config.get("format")
-    if found is None and ("model_type" in config or "architectures" in config):
+    number = config.get("format")
+    if number is None and ("model_type" in config or "architectures" in config):
         raise CheckpointError(
             f"{path} is a Hugging Face checkpoint; clearhead.from_huggingface({str(path)!r}) reads it"
         )
-    check_format(path / CONFIG, found, ADAPTER_FORMAT if "adapter" in config else FORMAT)
+    check_format(path / CONFIG, number, ADAPTER_FORMAT if "adapter" in config else FORMAT)

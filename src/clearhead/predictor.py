@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 import clearhead.shipped as shipped
+from clearhead.adapter_folder import enter_run
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.formatting import suggest_name
 from clearhead.lens import Record, watch
@@ -21,7 +22,7 @@ from clearhead.lens.analysis.ablation import count_heads
 from clearhead.lens.record.call_metadata import CallMetadata
 from clearhead.model import Model
 from clearhead.model.devices import resolve_device
-from clearhead.model_folder import ModelFolder
+from clearhead.model_folder import CONFIG, ModelFolder
 from clearhead.tasks import Prediction, Task
 from clearhead.tasks.answerer import Evaluation, StreamingAnswerer
 from clearhead.tasks.media import SoundInput, media_to_json
@@ -34,10 +35,10 @@ from clearhead.text.documents import is_plain_text
 SHIPPED = "shipped:"
 DATA = (str, Path, Mapping)
 Examples = str | Path | Mapping[str, str | Path] | Sequence[Row] | Sequence[Sequence[Any]]
-FINE_MAP_FROM_TOKENS = 8192  # of longer texts, exact weights cannot be had at a glance
-FINE_MAP_PIXELS = 2048  # a side of a map of such a text, at most
-MOST_PIXELS = 2**28  # of all maps together
-NEXT_TOKENS = 5  # most probable ones, which a record keeps at each place
+FINE_MAP_FROM_TOKENS = 8192  # longer texts get maps with more pixels
+FINE_MAP_PIXELS = 2048  # largest width and height of such a map
+ALL_MAPS_PIXELS = 2**28  # largest number of pixels of all maps of a model together
+NEXT_TOKENS = 5  # most probable next tokens that a record keeps for each token
 
 
 def load(path_or_name: str | Path, *, device: str = "auto", base: str | Path | None = None) -> Predictor:
@@ -45,26 +46,25 @@ def load(path_or_name: str | Path, *, device: str = "auto", base: str | Path | N
 
     An adapter is merged into its base model: the one of training, or the one in the folder `base`, if it was moved.
     """
-    place = resolve_device(device)
+    resolved = resolve_device(device)
     folder = ModelFolder.open(find_model(path_or_name))
     path = folder.path.resolve()
     name = path.parent.name if path.name == "model" else path.name  # a run's model is called as the run
     processor = folder.processor()
-    model = folder.model(place, processor=processor, base=base).requires_grad_(False)
+    model = folder.model(resolved, processor=processor, base=base).requires_grad_(False)
     return Predictor(model, folder.task, processor, name=name, folder=path, columns=folder.columns())
 
 
 def find_model(path_or_name: str | Path) -> Path:
     """The folder of a model; one that exists wins over a shipped one of its name, which `shipped:NAME` always means."""
     path, name = Path(path_or_name), str(path_or_name)
-    found = shipped.model(name.removeprefix(SHIPPED))
-    trained = any((path / place / "config.json").exists() for place in ("", "model"))
-    if path.exists() and (trained or found is None):
+    shipped_model = shipped.model(name.removeprefix(SHIPPED))
+    if path.exists() and (shipped_model is None or (enter_run(path) / CONFIG).exists()):
         return path
-    if found is None:
-        known = _unknown(name.removeprefix(SHIPPED), shipped.models(), "model")
-        raise CheckpointError(f"there is no folder {name!r}, and {known}")
-    return found
+    if shipped_model is None:
+        problem = _describe_unknown(name.removeprefix(SHIPPED), shipped.models(), "model")
+        raise CheckpointError(f"there is no folder {name!r}, and {problem}")
+    return shipped_model
 
 
 class Predictor:
@@ -100,17 +100,17 @@ class Predictor:
         """
         checked, kind = self.task.read_options("predict", options), self.processor.inputs
         single = kind.is_single(inputs)
-        given = [kind.check(inputs)] if single else self._check_inputs(inputs)
+        requests = [kind.check(inputs)] if single else self._check_inputs(inputs)
         with torch.inference_mode():
-            answers = list(self.answerer.predict(given, checked, inputs_before=inputs_before))
+            answers = list(self.answerer.predict(requests, checked, inputs_before=inputs_before))
         return answers[0] if single else answers
 
-    def stream(self, given: Any, *, inputs_before: int = 0, **options: Any) -> Iterator[str]:
+    def stream(self, text: Any, *, inputs_before: int = 0, **options: Any) -> Iterator[str]:
         """The answer to one input in pieces, each as soon as it is there, where the task writes its answers."""
         if not isinstance(self.answerer, StreamingAnswerer):
             raise ConfigError(f"{self.task.name} produces its whole answer at once and cannot stream it")
         checked = self.task.read_options("predict", options)
-        pieces = self.answerer.stream(self.processor.inputs.check(given), checked, inputs_before=inputs_before)
+        pieces = self.answerer.stream(self.processor.inputs.check(text), checked, inputs_before=inputs_before)
         while True:
             with torch.inference_mode():  # not while the caller has the piece
                 piece = next(pieces, None)
@@ -118,9 +118,9 @@ class Predictor:
                 return
             yield piece
 
-    def stream_notes(self, given: Any) -> list[str]:
+    def stream_notes(self, text: Any) -> list[str]:
         """What the user should know about an input before its answer is streamed, such as that it is cut."""
-        return self.answerer.stream_notes(given) if isinstance(self.answerer, StreamingAnswerer) else []
+        return self.answerer.stream_notes(text) if isinstance(self.answerer, StreamingAnswerer) else []
 
     def look(self, text: Any, *, answer: str | None = None, keep: str = "qk", **options: Any) -> Record:
         """What every head looks at while the model reads this text and its answer; `record.open()` shows it.
@@ -180,7 +180,7 @@ class Predictor:
         if not isinstance(inputs, Iterable) or isinstance(inputs, (bytes, Mapping)):
             raise DataError(f"expected an input or a list of inputs, got {inputs!r:.60}")
         check = self.processor.inputs.check
-        return [check(given, f"input {number}") for number, given in enumerate(inputs, 1)]
+        return [check(request, f"input {number}") for number, request in enumerate(inputs, 1)]
 
     def _make_rows(self, examples: Iterable[Any], columns: Columns) -> list[Row]:
         """Examples that are given, not read from a file: rows, or texts in the order of the columns."""
@@ -225,12 +225,13 @@ def look_through(
     elif not isinstance(text, str):
         raise DataError(f"look() takes one text, got a {type(text).__name__}: {text!r:.60}; call it once per text")
     shown = tracer.inputs.describe(text)
-    own = option_names(tracer.options, "look")
+    task_options = option_names(tracer.options, "look")
     of_watch = [name for name in _option_names(watch) if name not in ("own_thread", "keep")]
-    refuse_unknown("look", options, [*_option_names(Predictor.look), *of_watch, *own])
-    asked = validate(tracer.options, {name: options.pop(name) for name in list(options) if name in own}, "look")
+    refuse_unknown("look", options, [*_option_names(Predictor.look), *of_watch, *task_options])
+    values = {name: options.pop(name) for name in list(options) if name in task_options}
+    checked = validate(tracer.options, values, "look")
     with torch.inference_mode():
-        traces = tracer.traces(text, answer=answer, options=asked)
+        traces = tracer.traces(text, answer=answer, options=checked)
         if not traces:
             raise DataError(f"there is nothing to look at: {shown!r} has no tokens")
         if check is not None:
@@ -257,7 +258,7 @@ def look_at_traces(
     record.label(**{kind: partial(piece, kind) for kind in traces[0].reads})
     for call, trace, logits in zip(record.calls, traces, scores, strict=True):
         if isinstance(trace.media, SoundInput):  # times in the recording, of which a call reads one part
-            call.labels["source"] = {place: trace.media.name_position(place) for place in trace.reads["source"]}
+            call.labels["source"] = {token: trace.media.name_position(token) for token in trace.reads["source"]}
         call.about = replace(
             describe_answer(tracer, trace, logits),
             media=None if trace.media is None else media_to_json(trace.media),
@@ -270,11 +271,11 @@ def look_at_traces(
 
 
 def _count_pixels(model: nn.Module, tokens: int) -> int:
-    """The pixels a side of maps: more for long texts, as far as there is room for the maps of all heads."""
+    """The width and height of maps in pixels: larger for long texts, if the maps of all heads stay small enough."""
     if tokens <= FINE_MAP_FROM_TOKENS:
         return 256
     heads = sum(count_heads(model).values())
-    return max(256, min(FINE_MAP_PIXELS, int((MOST_PIXELS / max(heads, 1)) ** 0.5)))
+    return max(256, min(FINE_MAP_PIXELS, int((ALL_MAPS_PIXELS / max(heads, 1)) ** 0.5)))
 
 
 def describe_answer(tracer: Tracer, trace: Trace, scores: Float[Tensor, "tokens vocabulary"] | None) -> CallMetadata:
@@ -294,8 +295,8 @@ def describe_answer(tracer: Tracer, trace: Trace, scores: Float[Tensor, "tokens 
     written = torch.tensor(trace.writes)
     log_probs_written, is_known = log_probs.gather(1, written.clamp(min=0)[:, None]), (written >= 0).tolist()
     chances, ranks = log_probs_written[:, 0].exp().tolist(), (log_probs > log_probs_written).sum(1).tolist()
-    about.chances = [chance if known else None for chance, known in zip(chances, is_known, strict=True)]
-    about.ranks = [rank if known else None for rank, known in zip(ranks, is_known, strict=True)]
+    about.chances = [chance if has_token else None for chance, has_token in zip(chances, is_known, strict=True)]
+    about.ranks = [rank if has_token else None for rank, has_token in zip(ranks, is_known, strict=True)]
     losses = -log_probs_written[written >= 0, 0]
     about.loss = float(losses.mean()) if len(losses) else None
     return about
@@ -305,18 +306,18 @@ def _locate(data: str | Path | Mapping[str, str | Path]) -> str | Path | Mapping
     if not isinstance(data, str) or not data.startswith(SHIPPED):
         return data
     name = data.removeprefix(SHIPPED)
-    found = shipped.corpus(name)
-    if found is None:
-        raise ConfigError(_unknown(name, shipped.corpora(), "corpus"))
-    return found
+    corpus = shipped.corpus(name)
+    if corpus is None:
+        raise ConfigError(_describe_unknown(name, shipped.corpora(), "corpus"))
+    return corpus
 
 
-def _unknown(name: str, known: Sequence[str], kind: str) -> str:
-    what = f"the shipped ones are {', '.join(known)}" if known else "none are shipped"
-    hint = suggest_name(name, known, otherwise="")
+def _describe_unknown(name: str, names: Sequence[str], kind: str) -> str:
+    what = f"the shipped ones are {', '.join(names)}" if names else "none are shipped"
+    hint = suggest_name(name, names, otherwise="")
     return f"no shipped {kind} is called {name!r}; {what}{hint and '; '}{hint}"
 
 
 def _option_names(function: Callable[..., Any]) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
-    return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

@@ -260,31 +260,17 @@ def make_pair(tmp_path: Path) -> tuple[Path, Path]:
     return old, new
 
 
-@pytest.mark.parametrize("exchanges", [True, False])
-def test_a_folder_is_replaced_as_a_whole(tmp_path, monkeypatch, exchanges):
+def test_a_folder_is_replaced_as_a_whole(tmp_path):
     old, new = make_pair(tmp_path)
-    if not exchanges:
-        monkeypatch.setattr(atomic, "_exchange", lambda *_: False)
     (tmp_path / ".model.replaced").mkdir()  # of an earlier kill
-    if exchanges:
-        shutil.rmtree(tmp_path / ".model.replaced")
     atomic.replace_folder(new, old)
     assert names_in(tmp_path) == {"model"}
     assert (old / "file").read_text() == "new"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux exchanges two names in one step")
-def test_names_are_exchanged_in_one_step(tmp_path):
-    old, new = make_pair(tmp_path)
-    assert atomic._exchange(new, old)
-    assert ((old / "file").read_text(), (new / "file").read_text()) == ("new", "model")
-    assert not atomic._exchange(tmp_path / "missing", old)
-
-
 @pytest.mark.parametrize("point", ["between", "after"])
 def test_a_kill_while_a_folder_is_replaced_leaves_the_old_or_the_new(tmp_path, monkeypatch, point):
     old, new = make_pair(tmp_path)
-    monkeypatch.setattr(atomic, "_exchange", lambda *_: False)
     rename = os.replace
 
     def stop(source: Path, target: Path) -> None:

@@ -304,29 +304,6 @@ def test_training_on_a_text_without_a_space_ends(kind):
     assert time.perf_counter() - begun < 30, "under 1 s on two quiet cores"
 
 
-FORKING = """
-import multiprocessing, os, sys
-from clearhead.text import Tokenizer
-tokenizer = Tokenizer.train(["a b c", "我们"] * 999, script="simplified")
-texts = ["a b 我們"] * 9999
-numbers = tokenizer.encode_all(texts)
-
-def again(_):
-    return os.environ["TOKENIZERS_PARALLELISM"] == "false" and tokenizer.encode_all(texts) == numbers
-
-with multiprocessing.get_context("fork").Pool(2) as pool:
-    assert all(pool.map(again, range(2)))
-assert "TOKENIZERS_PARALLELISM" not in os.environ
-assert tokenizer.encode_all(texts) == numbers
-print("done")
-"""
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python warns of every fork of a process with threads itself")
-def test_forked_processes_encode_too_and_nobody_warns():
-    assert printed(FORKING) == (["done"], "")
-
-
 def test_a_tokenizer_travels_to_other_processes(tokenizer):
     same = pickle.loads(pickle.dumps(tokenizer))
     assert same.encode_all(corpus()[:50]) == tokenizer.encode_all(corpus()[:50])
@@ -387,20 +364,19 @@ def foreign(folder):
     ("damage", "said"),
     [
         (lambda folder: without(folder, "tokenizer.json"), r"tokenizer\.json is missing"),
-        (lambda folder: without(folder, "tokenizer.settings.json"), r"was not written by clearhead"),
+        (lambda folder: without(folder, "tokenizer.settings.json"), r"tokenizer\.settings\.json is missing"),
         (lambda folder: [path.unlink() for path in folder.iterdir()], r"tokenizer\.settings\.json is missing"),
         (lambda folder: cut(folder, "tokenizer.json"), r"tokenizer\.json is damaged, or no tokenizer"),
-        (lambda folder: cut(folder, "tokenizer.settings.json"), r"tokenizer\.settings\.json is damaged"),
-        (lambda folder: (folder / "tokenizer.json").write_bytes(b"\xff\xfe"), r"cannot be read: 'utf-8'"),
-        (lambda folder: (folder / "tokenizer.settings.json").write_text("[]"), r"says format = None"),
+        (lambda folder: cut(folder, "tokenizer.settings.json"), r"tokenizer\.settings\.json is not readable JSON"),
+        (lambda folder: (folder / "tokenizer.json").write_bytes(b"\xff\xfe"), r"is damaged, or no tokenizer"),
+        (lambda folder: (folder / "tokenizer.settings.json").write_text("[]"), r"must contain a JSON object"),
         (lambda folder: foreign(folder), r"is not the tokenizer that tokenizer\.settings\.json describes"),
-        (lambda folder: changed(folder, size=2004), r"it should have 2004 pieces"),
+        (lambda folder: changed(folder, size=2004), r"is not the tokenizer that tokenizer\.settings\.json describes"),
         (
             lambda folder: changed(folder, format=2),
             r"by a newer clearhead \(format 2; this one reads 1\); upgrade",
         ),
         (lambda folder: changed(folder, format=0), r"says format = 0; this clearhead reads 1"),
-        (lambda folder: changed(folder, lowercase="no", size=None), r"damaged: lowercase, size missing or wrong"),
     ],
 )
 def test_a_broken_or_foreign_file_is_refused(pairs, tmp_path, damage, said):

@@ -67,6 +67,7 @@ evaluate_lines = 5
 average = "ema"
 decay = 0.9
 tensorboard = false
+heads_every = 0
 
 [decode]
 beam = 2

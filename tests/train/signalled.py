@@ -1,21 +1,16 @@
-"""`clearhead` that gets a signal at a line of its metrics: `python tests/train/signalled.py SIGKILL 6 train …`.
-
-A signal from outside comes when the machine has time for it, which on a busy one may be after the end of the run.
-"""
+"""A signal at a line of a run's metrics: one from outside may come after the end of a short run."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from typing import IO, Any
 
-from clearhead.cli import main
 from clearhead.train.observers import MetricsLog
 
 
 def strike(number: signal.Signals, line: int) -> None:
-    """From now on a journal sends this process the signal, as soon as its file of metrics has so many lines."""
+    """From now on a journal sends this process the signal as soon as its file of metrics has this many lines."""
     write = MetricsLog._write
 
     def struck(self: MetricsLog, file: IO[str], values: dict[str, Any]) -> None:
@@ -25,9 +20,3 @@ def strike(number: signal.Signals, line: int) -> None:
                 os.kill(os.getpid(), number)
 
     MetricsLog._write = struck  # type: ignore[method-assign]
-
-
-if __name__ == "__main__":
-    name, line, *command = sys.argv[1:]
-    strike(signal.Signals[name], int(line))
-    sys.exit(main(command))

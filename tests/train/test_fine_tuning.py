@@ -14,12 +14,11 @@ from clearhead import ModelConfig
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model_folder import ModelFolder, merge
-from clearhead.tasks.pretrained import Pretrained, Transfer
+from clearhead.tasks.pretrained import Pretrained
 from clearhead.train import run_training
 from clearhead.train.observers import LossPlot
 from clearhead.train.recipe import check_recipe
 from clearhead.train.starting_weights import read_pretrained
-from clearhead.train.transfer_table import summarise_transfer
 from tests.tasks.test_classification import labelled
 from tests.train.corpus import sentences
 
@@ -88,8 +87,9 @@ def test_an_encoder_becomes_that_of_an_encoder_decoder_and_its_decoder_is_new(fo
     start = read_pretrained("classification-base", folder)
     run = train(folder, "translation-on", tmp_path / "run", "train.init_from=classification-base")
     said = capsys.readouterr().err
-    assert re.search(r"\n  encoder layers 0–1 +24 \(\d\.\d K\)\n", said)
-    assert re.search(r"\n  decoder cross-attention, layers 0–1 +16 \(\d\.\d K\)\n", said)
+    assert re.search(r"\n  taken: \d+ tensors \([\d,]+ weights\): vocabulary, encoder\n", said)
+    assert re.search(r"\n  new: \d+ tensors \([\d,]+ weights\): decoder\n", said)
+    assert re.search(r"\n  left: 2 tensors \([\d,]+ weights\): to_labels\n", said)
     record = json.loads((run / "start.json").read_text(encoding="utf-8"))
     assert set(record["taken"]) == {name for name in start.tensors if name.startswith(("encoder.", "vocabulary."))}
     assert all(name.startswith("decoder.") for name in record["new"])
@@ -131,20 +131,6 @@ def test_layers_can_be_left_out_and_added(folder):
         found = start.fill(model)
         counts = [len({name.split(".")[2] for name in names if ".layers." in name}) for names in found]
         assert counts == [taken, new, left]
-
-
-def test_the_table_joins_neighbouring_layers_of_the_same_fate_only():
-    sizes = {f"encoder.layers.{number}.x": 500_000 for number in range(12)}
-    taken = {name: size for name, size in sizes.items() if ".3." not in name}
-    left = {"to_labels.bias": 2, "\x1b[2J.weight": 3}  # names from a file may be anything
-    rows = summarise_transfer(Transfer(taken, {"encoder.layers.3.x": 500_000}, left))
-    assert rows == [
-        ("encoder layers 0–2", "3 (1.5 M)", "", ""),
-        ("encoder layer 3", "", "1 (500.0 K)", ""),
-        ("encoder layers 4–11", "8 (4.0 M)", "", ""),
-        ("output head over the labels", "", "", "1 (2)"),
-        (r"\x1b[2J", "", "", "1 (3)"),
-    ]
 
 
 # adapters

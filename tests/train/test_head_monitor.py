@@ -16,9 +16,9 @@ from clearhead.lens.analysis.repeated_tokens import score_repeated_tokens
 from clearhead.tasks.language_model.packed_examples import PackedExamples
 from clearhead.text.packed_documents import PackedDocuments
 from clearhead.train import head_monitor
+from clearhead.train.head_plots import HeadLog, read_role_histories
 from clearhead.train.head_monitor import HeadMonitor, HeadState, choose_equal_lengths, measure_heads
 from clearhead.train.processes import Processes
-from clearhead.train.role_plot import RolePlot, read_role_history
 from tests.train.corpus import write_recipe
 from tests.train.test_observers import scalars
 
@@ -123,7 +123,9 @@ def test_examples_of_one_length_are_chosen_near_the_usual_one():
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("heads")
     recipe = write_recipe(base, train="steps = 7\nheads_every = 3")
-    return clearhead.train.run(str(recipe), out=base / "run", device="cpu", overrides=["train.tensorboard=true"])
+    return clearhead.train.run_training(
+        str(recipe), out=base / "run", device="cpu", overrides=["train.tensorboard=true"]
+    )
 
 
 def lines_of(run: Path) -> list[dict]:
@@ -149,13 +151,15 @@ def test_tensorboard_shows_the_heads(watched):
 def test_looks_that_take_long_are_rare(tmp_path, monkeypatch):
     monkeypatch.setattr(head_monitor, "EVERY", 1)
     monkeypatch.setattr(head_monitor, "measure_heads", lambda *given: time.sleep(0.3) or measure_heads(*given))
-    run = clearhead.train.run(str(write_recipe(tmp_path, train="steps = 9")), out=tmp_path / "run", device="cpu")
+    run = clearhead.train.run_training(
+        str(write_recipe(tmp_path, train="steps = 9")), out=tmp_path / "run", device="cpu"
+    )
     assert [line["step"] for line in lines_of(run)] == [1, 2, 9], "the first is not counted, the second was too long"
 
 
 def test_watching_changes_nothing_and_can_be_switched_off(watched, tmp_path):
     recipe = write_recipe(tmp_path, train="steps = 7\nheads_every = 0")
-    out = clearhead.train.run(str(recipe), out=tmp_path / "run", device="cpu")
+    out = clearhead.train.run_training(str(recipe), out=tmp_path / "run", device="cpu")
     for name in ("metrics.jsonl", "model/model.safetensors"):
         assert (out / name).read_bytes() == (watched / name).read_bytes()
     assert not list(out.glob("heads*"))
@@ -163,9 +167,9 @@ def test_watching_changes_nothing_and_can_be_switched_off(watched, tmp_path):
 
 def test_a_run_that_goes_on_looks_again_only_at_what_it_does_again(watched, tmp_path):
     recipe = write_recipe(tmp_path, train="steps = 7\nheads_every = 3\nsave_every = 4")
-    run = clearhead.train.run(str(recipe), out=tmp_path / "run", device="cpu", overrides=["train.steps=4"])
+    run = clearhead.train.run_training(str(recipe), out=tmp_path / "run", device="cpu", overrides=["train.steps=4"])
     assert [line["step"] for line in lines_of(run)] == [3, 4]
-    clearhead.train.run(str(recipe), out=run, device="cpu", resume=True)
+    clearhead.train.run_training(str(recipe), out=run, device="cpu", resume=True)
     assert [line["step"] for line in lines_of(run)] == [3, 4, 6, 7]
     assert lines_of(run)[-1] == lines_of(watched)[-1]
 
@@ -213,15 +217,16 @@ def test_roles_are_drawn_below_the_loss_from_the_step_where_they_appear(tmp_path
         {"step": step, "heads": {"decoder.0.self": {"previous": [0.2, previous], "induction": [0.0, induction]}}}
         for step, (previous, induction) in scores.items()
     ]
-    found = [read_role_history(heads, role) for role in ("previous", "induction")]
-    assert [history.appeared for history in found] == [200, 300]
-    assert [history.best for history in found] == [("decoder.0.self", 1)] * 2
-    assert read_role_history(heads[:1], "previous").appeared is None
-    assert read_role_history([{"step": 1, "heads": {"encoder.0.self": {"entropy": [1.0]}}}], "previous") is None
-    RolePlot(tmp_path).close()
-    assert not list(tmp_path.iterdir()), "nothing was measured"
+    histories = read_role_histories(heads)
+    assert [history.appeared for history in histories] == [200, 300]
+    assert [history.best for history in histories] == [("decoder.0.self", 1)] * 2
+    assert read_role_histories(heads[:1])[0].appeared is None
+    without = {"entropy": [1.0], "sink": [1.0], "strength": [1.0]}
+    assert read_role_histories([{"step": 1, "heads": {"encoder.0.self": without}}]) == []
     metrics = [{"step": step, "loss": 3.0 - step / 200} for step in scores] + [{"step": 400, "dev": {"loss": 1.2}}]
-    for name, lines in (("heads", heads), ("metrics", metrics)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    RolePlot(tmp_path).close()
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    for line in heads:
+        line["heads"]["decoder.0.self"] |= {name: values * 2 for name, values in without.items()}
+    (tmp_path / "heads.jsonl").write_text("".join(json.dumps(line) + "\n" for line in heads))
+    HeadLog(tmp_path, 400).close()
     assert (tmp_path / "roles.png").read_bytes().startswith(b"\x89PNG")

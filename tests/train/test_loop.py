@@ -121,7 +121,7 @@ def test_a_moving_average_is_what_is_evaluated_and_kept(tmp_path):
 def test_patience_ends_a_run_that_gets_no_better(tmp_path):
     run = trainer(tmp_path, dev=True, steps=100, evaluate_every=2, patience=2, keep=1)
     scores = iter([1.0, 3.0, 2.0, 3.0, 9.0])
-    run.evaluator.evaluate = lambda: scored(1.0, bleu=next(scores))
+    run._score_dev = lambda dev: scored(1.0, bleu=next(scores))
     position = run.run()
     assert (position.stopped, position.step, position.best_step) == ("patience", 8, 4)
     assert run.checkpoints.steps() == [4, 8], "the best stays, and the newest"
@@ -130,21 +130,21 @@ def test_patience_ends_a_run_that_gets_no_better(tmp_path):
 def test_the_smallest_loss_is_the_best(tmp_path):
     run = trainer(tmp_path, dev=True, steps=6, evaluate_every=2, metric="loss")
     scores = iter([3.0, 1.0, 2.0])
-    run.evaluator.evaluate = lambda: scored(next(scores), bleu=0.0)
+    run._score_dev = lambda dev: scored(next(scores), bleu=0.0)
     assert run.run().best_step == 4
 
 
 def test_among_equal_scores_the_lower_loss_is_the_best_and_patience_waits_for_it(tmp_path):
     run = trainer(tmp_path, dev=True, steps=100, evaluate_every=2, patience=2)
     found = iter([(9.0, 0.0), (8.0, 0.0), (7.0, 0.0), (7.5, 0.0), (7.0, 0.0)])  # the score is 0 for long at first
-    run.evaluator.evaluate = lambda: (lambda loss, bleu: scored(loss, bleu=bleu))(*next(found))
+    run._score_dev = lambda dev: (lambda loss, bleu: scored(loss, bleu=bleu))(*next(found))
     position = run.run()
     assert (position.best_step, position.best_loss, position.stopped, position.step) == (6, 7.0, "patience", 10)
 
 
 def test_smoothing_is_for_training_alone(tmp_path):
     run, plain = (trainer(tmp_path, smoothing=smoothing, dev=True) for smoothing in (0.3, 0.0))
-    assert run.evaluator.evaluate()[0] == plain.evaluator.evaluate()[0]
+    assert run._score_dev(run.dev)[0] == plain._score_dev(plain.dev)[0]
     batch = run.examples.collate(run.plan.epoch(0)[0])
     losses = [float(one.data.objective.loss(one.model.train(), batch).detach()) for one in (run, plain)]
     assert losses[0] != losses[1]

@@ -11,8 +11,8 @@ import torch
 
 from clearhead.errors import DiskFullError, TrainingError
 from clearhead.model import EncoderDecoder
-from clearhead.train import run
-from clearhead.train.head_monitor import draw_heads
+from clearhead.train import run_training
+from clearhead.train.head_plots import draw_heads
 from clearhead.train.observers import (
     LossPlot,
     MetricsLog,
@@ -53,7 +53,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listener, s
     with pytest.MonkeyPatch.context() as patch, (base / "printed").open("w") as printed:
         patch.setattr(sys, "stderr", printed)
         change = 'data.train="[bold]train.tsv"'
-        out = run(str(recipe), overrides=[change], out=base / "run", device="cpu", observers=[listener])
+        out = run_training(str(recipe), overrides=[change], out=base / "run", device="cpu", observers=[listener])
     return out, listener, (base / "printed").read_text()
 
 
@@ -216,9 +216,9 @@ def test_the_best_loss_is_shown_without_its_minus(capsys):
 
 def test_a_run_that_goes_on_shows_the_best_score_before(tmp_path, capsys):
     recipe = write_recipe(tmp_path, train="steps = 12")
-    out = run(str(recipe), out=tmp_path / "run", device="cpu")
+    out = run_training(str(recipe), out=tmp_path / "run", device="cpu")
     best = max(line["dev"]["bleu"] for line in lines_of(out / "metrics.jsonl") if "dev" in line)
-    run(str(recipe), overrides=["train.steps=18"], out=out, device="cpu", resume=True)
+    run_training(str(recipe), overrides=["train.steps=18"], out=out, device="cpu", resume=True)
     first = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("step 15 of 18"))
     assert f" · best bleu {best:.4g} · " in first
 
@@ -320,7 +320,7 @@ def test_observers_are_closed_however_a_run_ends(tmp_path):
     breaking, other = Breaking(), Listener()
     recipe = write_recipe(tmp_path)
     with pytest.raises(TrainingError, match="enough"):
-        run(str(recipe), out=tmp_path / "run", device="cpu", observers=[breaking, other])
+        run_training(str(recipe), out=tmp_path / "run", device="cpu", observers=[breaking, other])
     assert breaking.heard[-1] == other.heard[-1] == ("close", None)
 
 

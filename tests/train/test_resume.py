@@ -6,47 +6,19 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from clearhead.errors import CheckpointError, ConfigError, DataError, TrainingError
-from clearhead.train import run
-from clearhead.train.observers import Moment, Observer
+from clearhead.train import run_training
+from clearhead.train.observers import LossPlot, Moment, Observer
 from clearhead.train.recipe import read_recipe, to_toml
 from clearhead.train.run_folder import HEADER, open_run
 from tests.train.corpus import write_recipe
-
-KILLED_SAVE = Path(__file__).parents[1] / "storage" / "killed_save.py"
-
-
-def start(
-    recipe: Path, out: Path, *more: str, kill_at: str | None = None, signal_at: tuple[str, int] | None = None
-) -> subprocess.Popen[str]:
-    """`clearhead train` in a process of its own; it may die at a named point of a save, or at a line of its metrics."""
-    program = ["-m", "clearhead"] if kill_at is None else [str(KILLED_SAVE), kill_at]
-    if signal_at is not None:
-        program = [str(Path(__file__).with_name("signalled.py")), *map(str, signal_at)]
-    command = [sys.executable, *program, "train", str(recipe), "--out", str(out), "--device", "cpu", *more]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    heed = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # under nohup the tests ignore it
-    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=environment, preexec_fn=heed, **pipes)
-
-
-def finish(process: subprocess.Popen[str]) -> None:
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 0, said
-
-
-def killed(process: subprocess.Popen[str]) -> None:
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGKILL, said
+from tests.train.forked_runs import Ended, Run, list_killed_runs, train_in_forks
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -59,39 +31,49 @@ def assert_same(one: Path, other: Path) -> None:
     assert all((states[0][name] == states[1][name]).all() for name in states[0])
 
 
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LossPlot, "close", lambda self: None)
+
+
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """A run that nobody disturbs, and its recipe."""
-    base = tmp_path_factory.mktemp("straight")
-    recipe = write_recipe(base)
-    finish(start(recipe, base / "run"))
-    return recipe, base / "run"
+def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ended]]:
+    """Runs that were killed, interrupted or left alone: their folder, and how they ended, in this order."""
+    base = tmp_path_factory.mktemp("struck")
+    recipe = str(write_recipe(base))
+    # The third fsync of a folder is the second checkpoint's; the first is that of the tokenizers.
+    runs = list_killed_runs(recipe, base, ["before fsync:3", "SIGKILL:6", "after rename:2"], {})
+    runs += [Run(recipe, str(base / "interrupted"), struck="SIGINT:2"), Run(recipe, str(base / "interrupted"), (), True)]
+    runs += [Run(recipe, str(base / "closed"), struck="SIGHUP:2")]
+    runs += [Run(recipe, str(base / "ignoring"), struck="SIGHUP:2", ignored="SIGHUP")]
+    return base, train_in_forks(runs)
 
 
-def test_three_kills_change_nothing(straight, tmp_path):
-    recipe, undisturbed = straight
-    out = tmp_path / "run"
-    killed(start(recipe, out, kill_at="before fsync:3"))  # the second checkpoint; the first save is the tokenizers
-    killed(start(recipe, out, "--resume", signal_at=("SIGKILL", 6)))
-    killed(start(recipe, out, "--resume", kill_at="after rename:2"))
-    finish(start(recipe, out, "--resume"))
-    assert_same(undisturbed, out)
+def test_three_kills_change_nothing(struck):
+    base, ends = struck
+    assert [end.code for end in ends[:5]] == [0, *[-signal.SIGKILL] * 3, 0], ends[:5]
+    assert_same(base / "straight", base / "killed")
 
 
-def test_an_interrupted_run_says_how_to_go_on(straight, tmp_path):
-    recipe, undisturbed = straight
-    out = tmp_path / "run"
-    process = start(recipe, out, signal_at=("SIGINT", 2))
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert "interrupted at step 6, which is saved; continue with --resume" in said
-    assert "Traceback" not in said
-    finish(start(recipe, out, "--resume"))
-    assert_same(undisturbed, out)
+def test_an_interrupted_run_says_how_to_go_on(struck):
+    base, ends = struck
+    interrupted, resumed = ends[5:7]
+    assert (interrupted.code, resumed.code) == (1, 0)
+    assert "interrupted at step 6, which is saved; continue with --resume" in interrupted.said
+    assert "Traceback" not in interrupted.said
+    assert_same(base / "straight", base / "interrupted")
+
+
+def test_a_closed_terminal_saves_like_an_interruption_unless_its_signal_is_ignored(struck):
+    base, ends = struck
+    assert ends[7].code == 1
+    assert "interrupted at step 6, which is saved" in ends[7].said
+    assert ends[8].code == 0, "as under nohup"
+    assert_same(base / "straight", base / "ignoring")
 
 
 def train(recipe: Path, out: Path, *overrides: str, **more: bool) -> Path:
-    return run(str(recipe), overrides=overrides, out=out, device="cpu", **more)
+    return run_training(str(recipe), overrides=overrides, out=out, device="cpu", **more)
 
 
 class Interrupting(Observer):
@@ -111,7 +93,7 @@ def test_a_checkpoint_of_an_interruption_is_not_averaged(tmp_path):
     straight, out = train(recipe, tmp_path / "straight"), tmp_path / "run"
     for step in (5, 7):
         with pytest.raises(TrainingError, match=f"interrupted at step {step}"):
-            run(str(recipe), out=out, device="cpu", resume=step > 5, observers=[Interrupting(step)])
+            run_training(str(recipe), out=out, device="cpu", resume=step > 5, observers=[Interrupting(step)])
     train(recipe, out, resume=True)
     assert_same(straight, out)
     assert [path.name for path in sorted((out / "checkpoints").iterdir())] == ["00000006", "00000008"]
@@ -191,7 +173,7 @@ def test_a_corrupt_checkpoint_is_refused_with_the_remedy(tmp_path):
 
 
 def test_a_full_disk_loses_no_checkpoint(tmp_path, monkeypatch):
-    recipe = write_recipe(tmp_path, train="steps = 16")
+    recipe = write_recipe(tmp_path, train="steps = 12")
     real, calls = os.fsync, []
 
     def full(descriptor: int) -> None:

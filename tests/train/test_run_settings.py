@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +21,6 @@ from clearhead.train.data import fit_recipe, split_off
 from clearhead.train.observers import LossPlot, Sample
 from clearhead.train.recipe import check_recipe, read_recipe
 from tests.train.corpus import write_corpus, write_recipe
-from tests.train.test_resume import start
 
 SHORT = "steps = 4\nlog_every = 2\nevaluate_every = 2\nsave_every = 100"
 
@@ -229,13 +226,6 @@ def test_what_changes_nothing_that_is_learned_may_change(begun):
     assert folder.metrics["stopped"] == "steps"
 
 
-def test_a_closed_terminal_saves_like_an_interruption(tmp_path):
-    process = start(write_recipe(tmp_path), tmp_path / "run", signal_at=("SIGHUP", 2))
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 1, said
-    assert "interrupted at step 6, which is saved" in said
-
-
 @pytest.mark.parametrize("task", [["x"], {"a": 1}, 3])
 def test_a_task_that_is_no_name_is_refused(task):
     with pytest.raises(ConfigError, match=r"task: .* is not known; choose from translation, classification"):
@@ -254,14 +244,6 @@ def test_a_run_that_never_trained_begins_anew_with_the_new_recipe(tmp_path):
     assert contents(out) == before
     train(recipe, out, "model.width=32", "model.heads=2", "seed=9", resume=True)
     assert ModelFolder.open(out).config["model"]["width"] == 32
-
-
-def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
-    command = f"trap '' HUP; exec {sys.executable} {Path(__file__).with_name('signalled.py')} SIGHUP 2 train "
-    command += f"{write_recipe(tmp_path)} --out {tmp_path / 'run'} --device cpu"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run" / "model").is_dir(), "as under nohup"
 
 
 def test_a_test_entry_that_cannot_be_scored_is_refused_before_training(tmp_path):

@@ -1,7 +1,7 @@
 """The command line: parse, call, print.
 
-`look` and `figures` are in look_commands.py, `evaluate` and `models` in files of their own, the others are here.
-Slow imports (PyTorch above all) are made by the command that needs them.
+`train` and `predict` are here, the others in files of their own. A command imports what is slow, such as PyTorch,
+when it needs it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ except ModuleNotFoundError:
     print('clearhead: the command line needs the package typer; pip install "clearhead[train]"', file=sys.stderr)
     sys.exit(2)
 
-from clearhead.cli import evaluate_command, look_commands, merge_command, models_command, torchrun
+from clearhead.cli import evaluate_command, look_commands, models_command
 from clearhead.cli.options import Base, Device, Json, Model, Threads
 from clearhead.cli.output import (
     describe_error,
@@ -30,6 +30,8 @@ from clearhead.cli.output import (
     prepare_streams,
     print_message,
     print_output,
+    rank,
+    report_failure,
 )
 from clearhead.cli.startup import INTERRUPTED, import_torch
 from clearhead.cli.stdin import batch_inputs, decode_utf8, open_inputs
@@ -83,8 +85,8 @@ def train(
     """Train a model by a recipe."""
     if resume and overwrite:
         raise ConfigError("--resume continues a run, --overwrite replaces it; choose one")
-    for place, text in [("RECIPE", recipe), *(("--set", change) for change in changes or []), ("--out", str(out))]:
-        decode_utf8(os.fsencode(text), place)  # the run's files repeat them as UTF-8
+    for name, text in [("RECIPE", recipe), *(("--set", change) for change in changes or []), ("--out", str(out))]:
+        decode_utf8(os.fsencode(text), name)  # the run's files repeat them as UTF-8
     import_torch(threads)
     from clearhead.train import run_training
 
@@ -128,8 +130,8 @@ def predict(
         _stream(predictor, waiting, options, lines=lines)
         return
     number, name = 0, predictor.task.input_kind if name == "text" else name
-    for some in batch_inputs(waiting, batch_size):
-        for text, answer in zip(some, predictor.predict(some, inputs_before=number, **options), strict=True):
+    for batch in batch_inputs(waiting, batch_size):
+        for text, answer in zip(batch, predictor.predict(batch, inputs_before=number, **options), strict=True):
             number += 1
             for note in answer.notes:
                 print_message(f"{name} {number}: {note}")
@@ -158,7 +160,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "look": look_commands.look,
     "figures": look_commands.figures,
     "models": models_command.models,
-    "merge": merge_command.merge,
+    "merge": models_command.merge,
 }
 
 
@@ -176,8 +178,8 @@ def build_app(wanted: str | None, task: Task | None = None) -> typer.Typer:
     app.callback()(global_options)
     for name, command in COMMANDS.items():
         app.command(name)(add_task_options(command, name, load=name == wanted, task=task))
-    if wanted is not None and wanted not in COMMANDS and (own := make_task_command(wanted)) is not None:
-        app.command(wanted)(own)
+    if wanted is not None and wanted not in COMMANDS and (command_of_task := make_task_command(wanted)) is not None:
+        app.command(wanted)(command_of_task)
     for name, about in TASK_COMMANDS.items():
         if name != wanted:
             app.command(name, help=about)(lambda: None)  # only listed
@@ -221,14 +223,14 @@ def _run_command(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except (KeyboardInterrupt, typer.Abort):
-        if torchrun.rank() == 0:
+        if rank() == 0:
             print_message("interrupted")
         return INTERRUPTED
     except Exception as error:
         if os.environ.get("CLEARHEAD_TRACEBACK") == "1":
             raise
         code, message = describe_error(error)
-        torchrun.report_failure(message)
+        report_failure(error, message)
         return code
 
 

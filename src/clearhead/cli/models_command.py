@@ -1,4 +1,4 @@
-"""The command `models`: lists the shipped models, recipes and corpora."""
+"""The commands `models`, which lists what is shipped, and `merge`, which makes one model of an adapter and its base."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from clearhead.cli.output import flush_output
+import typer
+
+from clearhead.cli.options import Base, Model
+from clearhead.cli.output import flush_output, print_message
+from clearhead.cli.startup import import_torch
 from clearhead.formatting import escape_control, format_bytes
 
 
@@ -19,12 +23,28 @@ def models() -> None:
     import clearhead.shipped as shipped
 
     models = _find_all(shipped.models(), shipped.model)
-    _print_table("models", ["name", "task", "size", "scores", "licence"], [_make_model_row(*one) for one in models])
+    _print_table("models", ["name", "task", "size", "scores", "licence"], [_make_model_row(*model) for model in models])
     recipes = _find_all(shipped.recipes(), shipped.recipe)
     _print_table("recipes", ["name", "about"], [[name, _read_recipe(path).get("about", "")] for name, path in recipes])
     corpora = _find_all(shipped.corpora(), shipped.corpus)
     _print_table("corpora", ["name", "size"], [[f"shipped:{name}", _format_size(path)] for name, path in corpora])
     flush_output()
+
+
+def merge(
+    model: Model,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The new model's folder.")],
+    base: Base = None,
+) -> None:
+    """Merge a LoRA adapter into its base model: the new folder is a whole model and needs no other."""
+    import_torch(None)
+    from clearhead.model_folder import ModelFolder
+    from clearhead.model_folder import merge as merge_folder
+    from clearhead.predictor import find_model
+
+    merge_folder(find_model(model), out, base=base)
+    example = ModelFolder.open(out).processor().inputs.example
+    print_message(f"wrote {out}; try it: clearhead predict {out} {example}")
 
 
 def _find_all(names: list[str], find: Callable[[str], Path | None]) -> list[tuple[str, Path]]:
@@ -46,8 +66,8 @@ def _find_licence(folder: Path) -> str:
         first, _, more = said.partition(". ")
         return f"{first} (see {card.name})" if more else said
     text = card.read_text(encoding="utf-8")
-    found = re.search(r"\| licence \| (.+?) \|", text) or re.search(r"weights\b[^.]*? under ([\w.+-]*\w)", text)
-    return f"{found[1]} ({said})" if found else said
+    match = re.search(r"\| licence \| (.+?) \|", text) or re.search(r"weights\b[^.]*? under ([\w.+-]*\w)", text)
+    return f"{match[1]} ({said})" if match else said
 
 
 def _read_recipe(path: Path) -> dict[str, Any]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import sys
+import time
 from contextlib import suppress
 from typing import Any
 
+import clearhead.formatting as formatting
 from clearhead.errors import ClearheadError, ConfigError, DataError, DiskFullError, TrainingError, out_of_memory
 from clearhead.formatting import escape_control
 
@@ -55,8 +58,26 @@ def flush_output() -> None:
 
 
 def print_message(message: str) -> None:
-    """Prints a message to stderr; control characters, which may come from a file, are escaped."""
-    print(f"clearhead: {escape_control(message)}", file=sys.stderr, flush=True)
+    """Prints a message of the command line to stderr."""
+    formatting.print_message(f"clearhead: {message}")
+
+
+def rank() -> int:
+    """The rank of this process; 0 without torchrun."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def report_failure(error: Exception, message: str) -> None:
+    """Prints why the command failed. Under torchrun it writes the file from which torchrun prints the root cause."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is None:
+        print_message(message)
+        return
+    # torchrun shows the earliest failure, in whole seconds. A RuntimeError may only say that another process is gone.
+    is_cause = isinstance(error, ClearheadError) or not isinstance(error, RuntimeError)
+    details = {"py_callstack": message, "timestamp": str(int(time.time()) - is_cause)}
+    with suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": {"message": message, "extraInfo": details}}, file)
 
 
 def describe_error(error: Exception) -> tuple[int, str]:
@@ -80,9 +101,9 @@ def describe_error(error: Exception) -> tuple[int, str]:
         )
     if isinstance(error, OSError):
         wrong = isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError))
-        place = "" if error.filename is None else f"{error.filename}: "
+        name = "" if error.filename is None else f"{error.filename}: "
         full = " (the disk is full)" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        return 2 if wrong else 1, f"{place}{error.strerror or error}{full}"
+        return 2 if wrong else 1, f"{name}{error.strerror or error}{full}"
     return 1, (
         f"{type(error).__name__}: {error}; this is a bug: please report it with the traceback "
         "that CLEARHEAD_TRACEBACK=1 shows"

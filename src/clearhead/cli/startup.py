@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from clearhead.cli.torchrun import rank
+from clearhead.cli.output import print_message, rank
 
 # How OpenMP's threads wait for each other, unless the user set one of these. By itself GNU's OpenMP spins for 300,000
 # iterations, and keeps a core busy that the awaited thread may need: beside another program, up to six times slower.
@@ -52,5 +52,5 @@ def _exit_on_interrupt() -> Iterator[None]:
 
 def _exit(*_: Any) -> None:
     if rank() == 0:
-        print("clearhead: interrupted", file=sys.stderr, flush=True)
+        print_message("interrupted")
     os._exit(INTERRUPTED)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 
 from clearhead.errors import ConfigError, DataError
 
-# How PNG, JPEG, GIF, WAV, WebP and FLAC files begin, with bytes that no text has
-MEDIA = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8[79]a.{4}[\x80-\xff]|RIFF.{4}(WAVEfmt |WEBPVP8)|fLaC\0", re.DOTALL)
 READ_AHEAD = 4  # batches of lines are read before one is answered: sorted by length, they need less padding
 
 
@@ -34,46 +31,38 @@ def read_text(text: str | None) -> str | None:
         return None if text is None else decode_utf8(os.fsencode(text), "INPUT")
     if sys.stdin is None:
         raise ConfigError("the standard input is closed; give an INPUT")
-    raw = sys.stdin.buffer.read()
-    _refuse_media(raw)
-    return decode_utf8(raw, "the standard input").removeprefix("\ufeff").rstrip("\r\n")
+    return decode_utf8(sys.stdin.buffer.read(), "the standard input").removeprefix("\ufeff").rstrip("\r\n")
 
 
 def batch_inputs(texts: Iterable[str], batch_size: int) -> Iterator[list[str]]:
     """Lists of `batch_size` texts; if a line is not UTF-8, the lines before it still come first."""
-    some, broken = list[str](), None
+    batch, broken = list[str](), None
     try:
         for text in texts:
-            some.append(text)
-            if len(some) == batch_size:
-                yield some
-                some = []
+            batch.append(text)
+            if len(batch) == batch_size:
+                yield batch
+                batch = []
     except DataError as error:
         broken = error
-    if some:
-        yield some
+    if batch:
+        yield batch
     if broken is not None:
         raise broken
 
 
 def _read_lines(stream: Iterable[bytes]) -> Iterator[str]:
     for number, line in enumerate(stream, 1):
-        if number == 1:
-            _refuse_media(line)
         text = decode_utf8(line, f"line {number} of the standard input").removesuffix("\n").removesuffix("\r")
         yield text.removeprefix("\ufeff") if number == 1 else text
 
 
-def _refuse_media(raw: bytes) -> None:
-    if MEDIA.match(raw):
-        raise DataError("the standard input is a picture or a sound, but - reads texts or paths; give the file's path")
-
-
-def decode_utf8(raw: bytes, place: str) -> str:
+def decode_utf8(raw: bytes, name: str) -> str:
+    """The text that these bytes are in UTF-8; `name` says in the error where they come from."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         byte, where = raw[error.start], error.start + 1
         raise DataError(
-            f"{place} is not UTF-8: byte 0x{byte:02X} at place {where}; convert it first, as iconv does"
+            f"{name} is not UTF-8: byte 0x{byte:02X} at place {where}; convert it first, as iconv does"
         ) from None

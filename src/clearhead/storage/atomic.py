@@ -7,7 +7,6 @@ that is alive holds a lock on its own.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import secrets
@@ -26,7 +25,6 @@ from clearhead.storage.json_files import read_json, write_json
 from clearhead.storage.locks import lock_folder
 
 TEMPORARY_MARK = ".tmp-clearhead-"  # in the names of temporary folders
-EXCHANGE = 2  # RENAME_EXCHANGE of Linux
 WITHOUT_LOCKS = 24 * 3600  # seconds after which a temporary folder counts as abandoned where nothing can be locked
 
 
@@ -107,8 +105,8 @@ def commit_files(folder: Path, *, added: Sequence[str], removed: Sequence[str]) 
     Files that are not listed do not count: so the replacement of checksums.json is the moment of a change.
     """
     listing = read_json(folder / CHECKSUMS)
-    kept = {name: checksum for name, checksum in listing["files"].items() if name not in removed}
-    files = {**kept, **{name: file_checksum(folder / name) for name in added}}
+    unchanged = {name: checksum for name, checksum in listing["files"].items() if name not in removed}
+    files = {**unchanged, **{name: file_checksum(folder / name) for name in added}}
     with atomic_file(folder / CHECKSUMS) as fresh:
         write_json(fresh, {**listing, "files": dict(sorted(files.items()))})
 
@@ -137,13 +135,8 @@ def move_into_place(fresh: Path, final: Path) -> None:
 def replace_folder(fresh: Path, final: Path) -> None:
     """Puts a folder in the place of another, which is removed; both must be on the same file system.
 
-    Where the system can exchange two names (Linux), it is one step. Elsewhere there is a moment without `final`: after
-    a kill in that moment `restore_replaced` brings the old one back.
+    There is a moment without `final`: after a kill in that moment `restore_replaced` brings the old one back.
     """
-    if _exchange(fresh, final):
-        flush_to_disk(final.parent)
-        shutil.rmtree(fresh)
-        return
     aside = _replaced_path(final)
     while True:
         if final.exists():
@@ -168,16 +161,6 @@ def restore_replaced(final: Path) -> None:
 
 def _replaced_path(final: Path) -> Path:
     return final.parent / f".{final.name}.replaced"
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchanges the names of two folders in one step; False where the system or the file system cannot."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError, TypeError):  # no Linux, or an old C library
-        return False
-    here = -100  # AT_FDCWD: paths are relative to the working directory
-    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), EXCHANGE) == 0)
 
 
 def _make_locked(final: Path) -> tuple[Path, int | None]:

@@ -26,10 +26,10 @@ def flush_to_disk(path: Path) -> None:
 
 def free_bytes(path: str | Path) -> int:
     """How many bytes this user may still write where `path` is or will be."""
-    place = Path(path).absolute()
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
+    existing = Path(path).absolute()
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free
 
 
 def check_free(path: str | Path, needed: int, what: str) -> None:
@@ -52,9 +52,9 @@ def is_disk_full(error: BaseException) -> bool:
     return getattr(error, "errno", None) in FULL or any(f"(os error {code})" in str(error) for code in FULL)
 
 
-def disk_full_error(path: str | Path, place: Path, needed: str) -> DiskFullError:
-    """The error that says that `path`, which is written to the disk of `place`, did not fit."""
-    free = format_bytes(free_bytes(place))
+def disk_full_error(path: str | Path, folder: Path, needed: str) -> DiskFullError:
+    """The error that says that `path`, which is written into a folder, did not fit."""
+    free = format_bytes(free_bytes(folder))
     return DiskFullError(
         f"the disk is full: {path} needs {needed}, and {free} are free; free some space, or choose another disk"
     )

@@ -27,17 +27,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def check_format(where: str | Path, found: object, known: int) -> None:
-    """Raises CheckpointError unless `found`, the format number in a file, is the one that this version reads.
+def check_format(path: str | Path, number: object, readable: int) -> None:
+    """Raises CheckpointError unless the format number in a file is the one that this version reads.
 
-    >>> check_format("model/config.json", 2, known=1)
+    >>> check_format("model/config.json", 2, readable=1)
     Traceback (most recent call last):
     clearhead.errors.CheckpointError: model/config.json was written by a newer clearhead (format 2; this one reads 1); \
 upgrade
     """
-    if type(found) is int and found > known:
+    if type(number) is int and number > readable:
         raise CheckpointError(
-            f"{where} was written by a newer clearhead (format {found}; this one reads {known}); upgrade"
+            f"{path} was written by a newer clearhead (format {number}; this one reads {readable}); upgrade"
         )
-    if type(found) is not int or found != known:
-        raise CheckpointError(f"{where} says format = {found!r:.40}; this clearhead reads {known}")
+    if type(number) is not int or number != readable:
+        raise CheckpointError(f"{path} says format = {number!r:.40}; this clearhead reads {readable}")

@@ -37,9 +37,10 @@ def lock_folder(folder: Path) -> int | None:
 
 @contextmanager
 def hold_lock(folder: Path, patience: float = 10.0) -> Iterator[None]:
-    """Context manager: no other process that calls this changes the folder; waits so many seconds for one that does.
+    """Context manager: no other process that calls this changes the folder meanwhile.
 
-    Raises ConfigError if that takes longer, or if another process replaces the folder meanwhile.
+    Waits `patience` seconds for one that does. Raises ConfigError if that takes longer, or if another process replaces
+    the folder meanwhile.
     """
     until = time.monotonic() + patience
     while True:

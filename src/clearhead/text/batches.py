@@ -58,7 +58,7 @@ class BatchPlan:
             # Evenly, not all full and one with the rest: a step on three sentences would be noise.
             mixed, count = chance.permutation(members), -(-len(members) // rows)
             batches += [Batch(part, sizes) for part in np.array_split(mixed, count)]
-        return [batches[place] for place in chance.permutation(len(batches))]
+        return [batches[number] for number in chance.permutation(len(batches))]
 
 
 class Ragged:
@@ -103,37 +103,29 @@ class Ragged:
         self, rows: Int[Tensor, " rows"], size: int, fill: int
     ) -> tuple[Int[Tensor, "rows size"], Int[Tensor, " rows"]]:
         """These sequences, padded to `size` with `fill`, and their lengths."""
-        lengths, places = self.lengths[rows], torch.arange(size, device=rows.device)
-        inside = places < lengths[:, None]
-        where = torch.where(inside, self.starts[rows][:, None] + places, 0)
+        lengths, columns = self.lengths[rows], torch.arange(size, device=rows.device)
+        inside = columns < lengths[:, None]
+        where = torch.where(inside, self.starts[rows][:, None] + columns, 0)
         return torch.where(inside, self.flat[where].long(), fill), lengths
 
 
-def length_batches(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Indices of the sequences in batches of similar length, longest first, so that running out of memory comes early.
+def token_batches(lengths: Sequence[int], tokens: int | None, most: int | None = None) -> list[list[int]]:
+    """Indices of sequences in batches of similar length, longest first, so that running out of memory comes early.
 
-    >>> length_batches([3, 9, 4, 8], 2)
-    [[1, 3], [2, 0]]
-    """
-    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-    return [order[begin : begin + size] for begin in range(0, len(order), size)]
+    A batch has at most `tokens` tokens, pads included, and `most` sequences; None: any number. A sequence of more
+    tokens is a batch by itself.
 
-
-def token_batches(lengths: Sequence[int], tokens: int, most: int | None = None) -> list[list[int]]:
-    """Indices in batches of similar length, longest first: at most `tokens` tokens each, pads included.
-
-    Nor are there more than `most` in one, if it is given. A sequence of more tokens is a batch by itself.
-
-    >>> token_batches([3, 9, 4, 8, 2, 1], 12)
-    [[1], [3], [2, 0, 4], [5]]
+    >>> token_batches([3, 9, 4, 8, 2, 1], 12), token_batches([3, 9, 4, 8], None, 2)
+    ([[1], [3], [2, 0, 4], [5]], [[1, 3], [2, 0]])
     """
     batches: list[list[int]] = []
-    size = 0  # sequences that fit into the newest batch
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        if not batches or len(batches[-1]) == size:
+    room = 0  # sequences that fit into the newest batch
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if not batches or len(batches[-1]) == room:
             batches.append([])
-            size = min(max(1, tokens // max(1, lengths[place])), most or len(lengths))
-        batches[-1].append(place)
+            fitting = len(lengths) if tokens is None else max(1, tokens // max(1, lengths[index]))
+            room = min(fitting, most or len(lengths))
+        batches[-1].append(index)
     return batches
 
 
@@ -151,13 +143,13 @@ def _make_buckets(lengths: Whole, shapes: int) -> list[tuple[Whole, tuple[int, .
     cost = _merge_costs(sizes, counts, sizes, counts)
     np.fill_diagonal(cost, np.inf)
     for _ in range(len(cells) - shapes):
-        kept, gone = divmod(int(cost.argmin()), len(cells))
-        sizes[kept], counts[kept] = np.maximum(sizes[kept], sizes[gone]), counts[kept] + counts[gone]
-        joined[joined == gone] = kept
+        union, gone = divmod(int(cost.argmin()), len(cells))
+        sizes[union], counts[union] = np.maximum(sizes[union], sizes[gone]), counts[union] + counts[gone]
+        joined[joined == gone] = union
         cost[gone], cost[:, gone] = np.inf, np.inf
-        fresh = _merge_costs(sizes[kept : kept + 1], counts[kept : kept + 1], sizes, counts)[0]
-        fresh[np.isinf(cost[kept])] = np.inf
-        cost[kept], cost[:, kept] = fresh, fresh
+        fresh = _merge_costs(sizes[union : union + 1], counts[union : union + 1], sizes, counts)[0]
+        fresh[np.isinf(cost[union])] = np.inf
+        cost[union], cost[:, union] = fresh, fresh
     bucket_of = joined[inverse]
     buckets = []
     for bucket in np.unique(bucket_of):

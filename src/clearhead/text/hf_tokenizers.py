@@ -5,7 +5,6 @@ Imported only when a tokenizer is made or loaded, because the library is an opti
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 
@@ -20,20 +19,20 @@ FIXED = len(SPECIAL) + len(BYTES)  # these come first in every vocabulary
 UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 LETTER = rf"[[\p{{L}}\p{{M}}]&&[^{UNSPACED}]]"
 SYMBOL = r"[^\s\p{L}\p{M}\p{N}]"
-LONGEST = 64  # characters of a word: keeps training fast on text without spaces
+LONGEST_WORD = 64  # characters: keeps training fast on text without spaces
 
 WORDS = "|".join(
     [
         r"(?<=\p{L})['’]\p{L}{1,2}(?!\p{L})",  # 't, 's, 'll: the second half of a contraction
-        rf" ?{LETTER}{{1,{LONGEST}}}",  # a word includes the space before it
-        rf"[{UNSPACED}]{{1,{LONGEST}}}",  # 我 is the same piece after a space, after a word, and at the beginning
+        rf" ?{LETTER}{{1,{LONGEST_WORD}}}",  # a word includes the space before it
+        rf"[{UNSPACED}]{{1,{LONGEST_WORD}}}",  # 我 is the same piece after a space, after a word, and at the beginning
         r"\p{N}",  # numbers are spelled digit by digit
         rf" ?({SYMBOL})\1{{0,3}}",  # punctuation: one mark, or the same one repeated, as in ... and ——
         r"(?m:.)",  # what is left: the space before a digit or an unspaced script
     ]
 )
 # In a text that is kept as it is: line breaks, and spaces but for the one before a word.
-EXACT_WORDS = rf"\n{{1,{LONGEST}}}| {{1,{LONGEST}}}(?= )|{WORDS}"
+EXACT_WORDS = rf"\n{{1,{LONGEST_WORD}}}| {{1,{LONGEST_WORD}}}(?= )|{WORDS}"
 
 
 def make_normalizer(lowercase: bool, spaced: bool, whole: Sequence[str] = ()) -> normalizers.Normalizer:
@@ -93,25 +92,3 @@ def make_enclosing_processor(start: tuple[str, int], end: tuple[str, int] | None
     if end is None:
         return processors.TemplateProcessing(single=f"{start[0]} $A", special_tokens=[start])
     return processors.TemplateProcessing(single=f"{start[0]} $A {end[0]}", special_tokens=[start, end])
-
-
-# The library's threads do not survive a fork. Versions before 0.23 warn about it on stderr unless this is set.
-SWITCH = "TOKENIZERS_PARALLELISM"
-_switched = False
-
-
-def _before_fork() -> None:
-    global _switched
-    if SWITCH not in os.environ:
-        os.environ[SWITCH], _switched = "false", True
-
-
-def _after_fork_in_parent() -> None:
-    global _switched
-    if _switched:
-        del os.environ[SWITCH]
-        _switched = False
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent)

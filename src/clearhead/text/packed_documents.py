@@ -17,7 +17,7 @@ from clearhead.text.batches import Ragged
 
 Whole = NDArray[np.int64]
 UNCOUNTED = -100  # the label of a place that is not predicted: a pad
-SPARE_ROWS = 1.02  # one piece a row, with plain causal attention, if that takes at most so many times the rows
+SPARE_ROWS = 1.02  # one piece a row, with plain causal attention, takes at most this many times the packed rows
 
 
 class PackedRows(NamedTuple):
@@ -101,9 +101,9 @@ class PackedDocuments:
         rows = rows.to(self.device, non_blocking=True)
         columns = torch.arange(self.context, device=self.device)
         if self.packed:
-            places = rows[:, None] * self.context + columns
-            piece = torch.searchsorted(self._begins, places, right=True) - 1
-            inside = places - self._begins[piece]
+            cells = rows[:, None] * self.context + columns
+            piece = torch.searchsorted(self._begins, cells, right=True) - 1
+            inside = cells - self._begins[piece]
             documents, positions = piece, inside
         else:
             piece, inside = rows[:, None], columns[None]
@@ -138,8 +138,8 @@ class PackedDocuments:
     def _cut(self, drawn: Whole) -> None:
         """Sets where each piece begins in the tokens, and its length, from a number drawn for each document.
 
-        Packed, a document is cut into full pieces and one shorter piece, and so many of the full ones come before the
-        shorter. In rows of their own, the first piece has so many predictions, and the next ones are full.
+        Packed, a document is cut into full pieces and one shorter piece: the number says how many full pieces come
+        before the shorter one. In rows of their own, the number is the length of the first piece; the next are full.
         """
         context, order = self.context, self.pieces.order
         total, drawn = self.predictions[self.pieces.document], drawn[self.pieces.document]
@@ -188,7 +188,7 @@ def fit_best(lengths: Whole, capacity: int) -> tuple[Whole, Whole]:
     ([1, 0, 1, 0], [3, 0, 0, 4])
     """
     rows, columns, used = np.zeros_like(lengths), np.zeros_like(lengths), 0
-    by_space: list[list[int]] = [[] for _ in range(capacity + 1)]  # rows with so much space left
+    by_space: list[list[int]] = [[] for _ in range(capacity + 1)]  # rows by the space that is left in them
     spaces = 0  # bit n: some row has space for exactly n more
     for piece in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[piece])
@@ -208,7 +208,7 @@ def fit_best(lengths: Whole, capacity: int) -> tuple[Whole, Whole]:
 
 
 def _number_members(counts: Whole) -> tuple[Whole, Whole]:
-    """The group of each member, and its number in it, of groups with so many members."""
+    """For groups of these sizes, member by member: the number of its group, and its own number in the group."""
     group = np.repeat(np.arange(len(counts)), counts)
     return group, np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
 

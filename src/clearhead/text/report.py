@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clearhead.formatting import format_count
 from clearhead.text.corpora import Row
@@ -14,10 +14,10 @@ SHOWN = 3  # places named for each reason
 
 
 class Flaw(NamedTuple):
-    """What is wrong in a row that is used all the same, in words that follow a number: for one, and for several."""
+    """What is wrong in a row that is used all the same, in words that follow a number."""
 
-    one: str
-    several: str
+    singular: str
+    plural: str
 
 
 class Report:
@@ -33,21 +33,21 @@ class Report:
 
     def __init__(self) -> None:
         self.kept = 0
-        self.flaws: dict[Flaw, int] = {}
-        self.dropped: dict[str, int] = {}
-        self.places: dict[str, list[Row]] = {}
-        self.remarks: dict[str, int] = {}
+        self.flaws = Counter[Flaw]()
+        self.dropped = Counter[str]()
+        self.remarks = Counter[str]()
+        self.places = dict[str, list[Row]]()  # the first rows of each reason
 
     @property
     def total(self) -> int:
-        return self.kept + sum(self.dropped.values())
+        return self.kept + self.dropped.total()
 
     def keep(self, rows: int = 1) -> None:
         self.kept += rows
 
     def drop(self, row: Row, reason: str) -> None:
         """Counts a row that is left out; `reason` reads well after a number: "empty", "longer than 128 tokens"."""
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        self.dropped[reason] += 1
         self._remember(row, reason)
 
     def add_flaw(self, row: Row, flaw: Flaw, count: int = 1) -> None:
@@ -59,8 +59,8 @@ class Report:
         >>> print(report)
         kept 1 of 1; flaws: 2 tags out of sequence (train.conll:9)
         """
-        self.flaws[flaw] = self.flaws.get(flaw, 0) + count
-        self._remember(row, flaw.several)
+        self.flaws[flaw] += count
+        self._remember(row, flaw.plural)
 
     def _remember(self, row: Row, reason: str) -> None:
         places = self.places.setdefault(reason, [])
@@ -69,38 +69,22 @@ class Report:
 
     def remark(self, what: str) -> None:
         """Counts a row that is kept, with something to know about it; `what` reads well after a number."""
-        self.remarks[what] = self.remarks.get(what, 0) + 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """The counts as JSON values.
-
-        >>> Report().to_dict()
-        {'kept': 0, 'dropped': {}}
-        """
-        dropped, flaws = (
-            {
-                reason: {"count": count, "first": [place.where for place in self.places[reason][:SHOWN]]}
-                for reason, count in counts.items()
-            }
-            for counts in (self.dropped, {flaw.several: count for flaw, count in self.flaws.items()})
-        )
-        return {"kept": self.kept, "dropped": dropped, **({"flaws": flaws} if flaws else {})}
+        self.remarks[what] += 1
 
     def __str__(self) -> str:
         remarks = [f"{count:,} {what}" for what, count in self.remarks.items()]
         parts = [", ".join([f"kept {self.kept:,} of {self.total:,}", *remarks])]
         reasons = [f"{count:,} {reason} ({self._where(reason)})" for reason, count in self.dropped.items()]
-        flaws = [f"{format_count(count, *flaw)} ({self._where(flaw.several)})" for flaw, count in self.flaws.items()]
-        parts += [f"{verb} {', '.join(some)}" for verb, some in (("dropped", reasons), ("flaws:", flaws)) if some]
+        flaws = [f"{format_count(count, *flaw)} ({self._where(flaw.plural)})" for flaw, count in self.flaws.items()]
+        parts += [f"{verb} {', '.join(texts)}" for verb, texts in (("dropped", reasons), ("flaws:", flaws)) if texts]
         return "; ".join(parts)
 
     def _where(self, reason: str) -> str:
         """The first places, a file's name only where it changes: train.tsv:5, :77, …"""
         said, last = [], None
-        for place in self.places[reason][:SHOWN]:
-            short = place._replace(file="" if place.file == last else Path(place.file).name)
-            said.append(short.where)
-            last = place.file
+        for row in self.places[reason][:SHOWN]:
+            said.append(row._replace(file="" if row.file == last else Path(row.file).name).where)
+            last = row.file
         return ", ".join(said + ["…"] * (len(self.places[reason]) > SHOWN))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +9,7 @@ from typing import Any
 
 from clearhead.errors import CheckpointError, ConfigError, DataError, PackageError
 from clearhead.formatting import suggest_name
-from clearhead.storage import atomic_file, check_format
+from clearhead.storage import atomic_file, check_format, read_json, write_json
 from clearhead.text.chinese import load_converter, replace_variants
 
 FORMAT = 1
@@ -103,12 +102,12 @@ class Tokenizer:
             settings["exact"] = True
         if mask:
             settings["mask"] = library.MASK
-        kept: dict[str, Any] = {"lowercase": lowercase, "spaced": kind != "character", "exact": exact}
-        blank = cls(library.make_tokenizer(library.models.BPE(), **kept), settings)
+        options: dict[str, Any] = {"lowercase": lowercase, "spaced": kind != "character", "exact": exact}
+        blank = cls(library.make_tokenizer(library.models.BPE(), **options), settings)
         if whole := list(dict.fromkeys(map(blank.normal, pieces))):
             _check_pieces(whole, vocabulary - library.FIXED)
-            settings["pieces"] = kept["whole"] = whole
-            blank = cls(library.make_tokenizer(library.models.BPE(), **kept), settings)
+            settings["pieces"] = options["whole"] = whole
+            blank = cls(library.make_tokenizer(library.models.BPE(), **options), settings)
         normal = [text for text in map(blank._normal, texts) if text]
         if not normal:
             raise DataError("there is no text to learn a vocabulary from: every text is empty")
@@ -116,7 +115,7 @@ class Tokenizer:
 
         last = [library.MASK] if mask else []
         model = train_vocabulary(normal, kind, vocabulary, last, exact=exact, whole=whole)
-        engine = library.make_tokenizer(model, **kept)
+        engine = library.make_tokenizer(model, **options)
         return cls(engine, {**settings, "size": engine.get_vocab_size()})
 
     @classmethod
@@ -130,19 +129,17 @@ class Tokenizer:
                 "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             )
         engine = _parse(library, path)
-        config = _read_special_tokens(folder)
+        tokens = _read_special_tokens(folder)
         special = {}
         for role, keys in ROLES.items():
-            named = [config[key] for key in keys if config.get(key) is not None]
-            known = [token for token in named if engine.token_to_id(token) is not None]
-            if known:
-                special[role] = known[0]
+            named = [token for key in keys if engine.token_to_id(token := tokens.get(key, "")) is not None]
+            special[role] = named[0] if named else ""
         for role in ("pad", "start"):  # GPT-2 has no padding, Qwen2 no start: the end of a text takes their place
-            special.setdefault(role, special.get("end", ""))
-        if missing := [role for role in ROLES if not special.get(role)]:
+            special[role] = special[role] or special["end"]
+        if missing := [role for role in ROLES if not special[role]]:
             raise CheckpointError(f"{folder}: no token for {', '.join(missing)} is named in tokenizer_config.json")
         settings = {"format": FORMAT, "kind": HUGGINGFACE, "script": None, "lowercase": False}
-        settings |= {"size": engine.get_vocab_size(), "special": special, "tokens": config}
+        settings |= {"size": engine.get_vocab_size(), "special": special, "tokens": tokens}
         return cls(_read_plainly(engine), settings)
 
     def to_huggingface(self, folder: str | Path, *, decoder: bool = False) -> None:
@@ -168,12 +165,10 @@ class Tokenizer:
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs, **tokens}
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (
-            ("tokenizer.json", engine.to_str()),
-            ("tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False)),
-        ):
-            with atomic_file(folder / name) as fresh:
-                fresh.write_text(text + "\n", encoding="utf-8")
+        with atomic_file(folder / "tokenizer.json") as fresh:
+            fresh.write_text(engine.to_str() + "\n", encoding="utf-8")
+        with atomic_file(folder / "tokenizer_config.json") as fresh:
+            write_json(fresh, config)
 
     @property
     def size(self) -> int:
@@ -197,14 +192,15 @@ class Tokenizer:
         """The numbers of many texts; faster than one by one."""
         numbers: list[list[int]] = []
         for first in range(0, len(texts), AT_ONCE):
-            some = [self._convert_script(text) for text in texts[first : first + AT_ONCE]]
-            numbers += [found.ids for found in self.engine.encode_batch_fast(some, add_special_tokens=False)]
+            batch = [self._convert_script(text) for text in texts[first : first + AT_ONCE]]
+            numbers += [encoding.ids for encoding in self.engine.encode_batch_fast(batch, add_special_tokens=False)]
         return numbers
 
     def encode_pieces(self, texts: Sequence[str]) -> list[Any]:
         """The library's encodings of many texts, with the number of the word that each piece is of (`word_ids`)."""
-        found: list[Any] = self.engine.encode_batch(list(map(self._convert_script, texts)), add_special_tokens=False)
-        return found
+        texts = list(map(self._convert_script, texts))
+        encodings: list[Any] = self.engine.encode_batch(texts, add_special_tokens=False)
+        return encodings
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """The numbers of each text, and where the piece of each begins and ends in it, in characters.
@@ -215,22 +211,22 @@ class Tokenizer:
         >>> tokenizer.encode_with_offsets(["Ｌow  LOW"])[0][1]
         [(0, 3), (5, 8)]
         """
-        found: list[tuple[list[int], list[tuple[int, int]]]] = []
+        results = []
         for first in range(0, len(texts), AT_ONCE):
-            some = texts[first : first + AT_ONCE]
-            aligned = [self._convert_aligned(text) for text in some]
+            batch = texts[first : first + AT_ONCE]
+            aligned = [self._convert_aligned(text) for text in batch]
             encodings = self.engine.encode_batch([text for text, _ in aligned], add_special_tokens=False)
-            for text, (_, places), encoding in zip(some, aligned, encodings, strict=True):
-                found.append((encoding.ids, [_trim(text, places, *span) for span in encoding.offsets]))
-        return found
+            for text, (_, origins), encoding in zip(batch, aligned, encodings, strict=True):
+                results.append((encoding.ids, [_trim(text, origins, *span) for span in encoding.offsets]))
+        return results
 
     def decode(self, numbers: Sequence[int]) -> str:
         """The text of these numbers; padding, start and end are left out, and bytes that are no UTF-8 become �."""
         special = (self.pad, self.start, self.end)
-        kept = [int(number) for number in self._check_numbers(numbers) if number not in special]
-        text: str = self.engine.decode(kept, skip_special_tokens=False)
+        written = [int(number) for number in self._check_numbers(numbers) if number not in special]
+        text: str = self.engine.decode(written, skip_special_tokens=False)
         if "\ufffd" in text and self.settings["kind"] != HUGGINGFACE:
-            text = self._decode_bytes(kept)
+            text = self._decode_bytes(written)
         return self._without_first_space(replace_variants(text) if self._plain else text)
 
     def _without_first_space(self, text: str) -> str:
@@ -254,29 +250,28 @@ class Tokenizer:
 
     def save(self, folder: Path, name: str = "tokenizer") -> None:
         """Writes `{name}.json`, which the tokenizers library reads too, and `{name}.settings.json`."""
-        folder = Path(folder)
-        settings = json.dumps(self.settings, indent=2, ensure_ascii=False)
         (folder / f"{name}.json").write_text(self.engine.to_str() + "\n", encoding="utf-8")
-        (folder / f"{name}.settings.json").write_text(settings + "\n", encoding="utf-8")
+        write_json(folder / f"{name}.settings.json", self.settings)
 
     @classmethod
     def load(cls, folder: Path, name: str = "tokenizer") -> Tokenizer:
         """The tokenizer that was saved in a folder; `notes` says what may be different here."""
         library = _import_library()
-        path = Path(folder) / f"{name}.json"
-        settings = _read_settings(Path(folder), name)
+        path, described = (Path(folder) / f"{name}.{suffix}" for suffix in ("json", "settings.json"))
+        settings = read_json(described)
+        check_format(described, settings.get("format"), FORMAT)
         engine = _parse(library, path)
-        if settings["kind"] == HUGGINGFACE:
-            _check_special_tokens(path, engine, settings)
-            return cls(_read_plainly(engine), settings)
-        fixed = [engine.id_to_token(number) for number in range(library.FIXED)]
-        if fixed != [*library.SPECIAL, *library.BYTES] or engine.get_vocab_size() != settings["size"]:
-            raise CheckpointError(
-                f"{path} is not the tokenizer that {name}.settings.json describes: it should have "
-                f"{settings['size']} pieces, the first being {', '.join(library.SPECIAL)} and the 256 bytes"
+        if settings.get("kind") == HUGGINGFACE:
+            special = settings.get("special")
+            fits = isinstance(special, dict) and all(
+                engine.token_to_id(str(special.get(role))) is not None for role in ROLES
             )
-        if "mask" in settings and engine.token_to_id(str(settings["mask"])) is None:
-            raise CheckpointError(f"{path} has no mask token {settings['mask']!r}, which {name}.settings.json names")
+            engine = _read_plainly(engine)
+        else:
+            fixed = [engine.id_to_token(number) for number in range(library.FIXED)]
+            fits = fixed == [*library.SPECIAL, *library.BYTES] and {"script", "lowercase"} <= settings.keys()
+        if not fits or engine.get_vocab_size() != settings.get("size"):
+            raise CheckpointError(f"{path} is not the tokenizer that {described.name} describes; copy the folder again")
         return cls(engine, settings)
 
     def __repr__(self) -> str:
@@ -291,13 +286,13 @@ class Tokenizer:
         return text if self._convert is None else self._convert(text)
 
     def _convert_aligned(self, text: str) -> tuple[str, list[int] | None]:
-        """The text as the library reads it; if its length changed, the place in the text of each of its characters."""
+        """The text as the library reads it; if its length changed, also the index in `text` of each character."""
         converted = self._convert_script(text)
         if len(converted) == len(text):
             return converted, None
         characters = [self._convert_script(character) for character in text]
-        places = [place for place, character in enumerate(characters) for _ in character]
-        return "".join(characters), places
+        origins = [index for index, character in enumerate(characters) for _ in character]
+        return "".join(characters), origins
 
     def _normal(self, text: str) -> str:
         text = self._convert_script(text)
@@ -321,10 +316,10 @@ def _check_pieces(pieces: Sequence[str], room: int) -> None:
         raise ConfigError(f"{len(pieces)} pieces leave no room in the vocabulary; make it larger, or name fewer")
 
 
-def _trim(text: str, places: list[int] | None, begin: int, end: int) -> tuple[int, int]:
-    """The span of a piece in the text as given, without spaces around it."""
-    if places is not None and begin < end:
-        begin, end = places[begin], places[end - 1] + 1
+def _trim(text: str, origins: list[int] | None, begin: int, end: int) -> tuple[int, int]:
+    """The span of a piece in the text as it was before conversion, without spaces around it."""
+    if origins is not None and begin < end:
+        begin, end = origins[begin], origins[end - 1] + 1
     while begin < end and text[begin].isspace():
         begin += 1
     while end > begin and text[end - 1].isspace():
@@ -341,9 +336,10 @@ def _read_plainly(engine: Any) -> Any:
 
 
 def _parse(library: ModuleType, path: Path) -> Any:
-    text = _read(path)
     try:
-        return library.Tokenizer.from_str(text)
+        return library.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"the tokenizer's file {path} is missing") from None
     except Exception as error:  # the library raises no class of its own
         raise CheckpointError(f"{path} is damaged, or no tokenizer: {error}") from None
 
@@ -352,25 +348,12 @@ def _read_special_tokens(folder: Path) -> dict[str, str]:
     """The special tokens that a Hugging Face folder names, by their roles, such as cls_token."""
     tokens: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            values = json.loads(_read(path))
-        except ValueError as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from None
-        for key, value in values.items() if isinstance(values, dict) else ():
+        values = read_json(folder / name) if (folder / name).is_file() else {}
+        for key, value in values.items():
             token = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(token, str):
                 tokens[key] = token
     return tokens
-
-
-def _check_special_tokens(path: Path, engine: Any, settings: dict[str, Any]) -> None:
-    special = settings.get("special")
-    whole = isinstance(special, dict) and all(engine.token_to_id(str(special.get(role))) is not None for role in ROLES)
-    if not whole or engine.get_vocab_size() != settings["size"]:
-        raise CheckpointError(f"{path} is not the tokenizer that its settings describe; copy the folder again")
 
 
 def _repair_surrogates(text: str) -> str:
@@ -382,32 +365,6 @@ def _repair_surrogates(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        said = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        raise CheckpointError(f"the tokenizer's file {path} {said}") from None
-
-
-def _read_settings(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / f"{name}.settings.json"
-    if not path.exists() and (folder / f"{name}.json").exists():
-        raise CheckpointError(f"{folder / name}.json has no {path.name} beside it: it was not written by clearhead")
-    try:
-        settings = json.loads(_read(path))
-    except ValueError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path} is damaged: {error}") from None
-    number = settings.get("format") if isinstance(settings, dict) else None
-    check_format(path, number, FORMAT)
-    kinds: dict[str, Any] = {"kind": str, "script": (str, type(None)), "lowercase": bool, "size": int}
-    if wrong := [key for key, kind in kinds.items() if key not in settings or not isinstance(settings[key], kind)]:
-        raise CheckpointError(f"{path} is damaged: {', '.join(wrong)} missing or wrong")
-    return dict(settings)
 
 
 def _import_library() -> ModuleType:

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from clearhead.text.hf_tokenizers import BYTES, FIXED, SPECIAL, list_patterns, make_word_splitter
 
-COVERED = 0.9998  # of all characters are pieces of their own; rarer ones are spelled in bytes
-ALPHABET = 0.75  # of the pieces are single characters, at most
-LONGEST = 16  # of a piece, in characters
+COVERED_SHARE = 0.9998  # of all characters of the texts that are pieces; rarer ones are spelled in bytes
+ALPHABET_SHARE = 0.75  # largest share of the pieces that are single characters
+LONGEST_PIECE = 16  # characters
 GAP = "\0"  # replaces characters without a piece; it has none itself
 
 
@@ -43,10 +43,10 @@ def train_vocabulary(
         counts.update(text)
     ranked = sorted(counts, key=lambda character: (-counts[character], character))
     if kind == "character":
-        characters = [one for one in ranked if one != GAP or not whole]
+        characters = [character for character in ranked if character != GAP or not whole]
         return _make_bpe([*fixed, *characters[:room], *last], [], bool(fixed))
-    kept = set(ranked[: _count_alphabet(ranked, counts, room)]) - {GAP}
-    gaps = str.maketrans(dict.fromkeys(set(ranked) - kept, GAP))
+    alphabet = set(ranked[: _count_alphabet(ranked, counts, room)]) - {GAP}
+    gaps = str.maketrans(dict.fromkeys(set(ranked) - alphabet, GAP))
     texts = [text.translate(gaps) for text in texts] if gaps else texts
     train = _train_bpe if kind == "bpe" else _train_unigram
     return train(texts, room, exact, fixed, last)
@@ -54,14 +54,14 @@ def train_vocabulary(
 
 def _count_alphabet(ranked: list[str], counts: Counter[str], room: int) -> int:
     """How many of the most frequent characters become pieces."""
-    wanted = COVERED * counts.total()
+    wanted = COVERED_SHARE * counts.total()
     sums = accumulate(counts[character] for character in ranked)
-    enough = next((place for place, covered in enumerate(sums, start=1) if covered >= wanted), len(ranked))
-    return max(1, min(enough, int(ALPHABET * room)))
+    enough = next((count for count, covered in enumerate(sums, start=1) if covered >= wanted), len(ranked))
+    return max(1, min(enough, int(ALPHABET_SHARE * room)))
 
 
 def _train_bpe(texts: list[str], room: int, exact: bool, whole: list[str], last: Sequence[str]) -> models.Model:
-    trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=2, max_token_length=LONGEST, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=2, max_token_length=LONGEST_PIECE, show_progress=False)
     model = _run_trainer(models.BPE(), texts, trainer, exact)
     learned = sorted(model["vocab"], key=model["vocab"].__getitem__)
     merges = [(left, right) for left, right in model["merges"]]
@@ -80,12 +80,12 @@ def _train_unigram(texts: list[str], room: int, exact: bool, whole: list[str], l
         vocab_size=room + 1,  # the unknown token is removed below
         special_tokens=[unknown],
         unk_token=unknown,
-        max_piece_length=LONGEST,
+        max_piece_length=LONGEST_PIECE,
         show_progress=False,
     )
-    found: dict[str, float] = dict(_run_trainer(models.Unigram(), texts, trainer, exact)["vocab"])
-    del found[unknown]
-    scores = _make_deterministic(found)
+    trained: dict[str, float] = dict(_run_trainer(models.Unigram(), texts, trainer, exact)["vocab"])
+    del trained[unknown]
+    scores = _make_deterministic(trained)
     lowest = min(scores.values())
     pieces = sorted(scores, key=lambda piece: (-scores[piece], piece))
     fixed = [(piece, lowest) for piece in (*SPECIAL, *BYTES)] + [(piece, 0.0) for piece in whole]
@@ -114,5 +114,5 @@ def _run_trainer(model: models.Model, texts: list[str], trainer: Any, exact: boo
         [pre_tokenizers.Split(GAP, "removed"), make_word_splitter(exact=exact)]
     )
     engine.train_from_iterator(texts, trainer, length=len(texts))
-    found: dict[str, Any] = json.loads(engine.to_str())["model"]
-    return found
+    trained: dict[str, Any] = json.loads(engine.to_str())["model"]
+    return trained

@@ -4,6 +4,4 @@ from clearhead.train.observers import Moment, Observer
 from clearhead.train.recipe import Recipe, read_recipe
 from clearhead.train.training_run import run_training
 
-run = run_training  # its name until 0.1
-
-__all__ = ["Moment", "Observer", "Recipe", "read_recipe", "run", "run_training"]
+__all__ = ["Moment", "Observer", "Recipe", "read_recipe", "run_training"]

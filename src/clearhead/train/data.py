@@ -21,10 +21,9 @@ from clearhead.tasks.settings import Source
 from clearhead.text import Report, Row
 from clearhead.text.documents import split_document
 from clearhead.text.report import SHOWN
-from clearhead.train.fine_tuning import check_base
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import Recipe, find_position_problem, resolve_path, resolve_sources
-from clearhead.train.starting_weights import read_pretrained
+from clearhead.train.starting_weights import check_base, read_pretrained
 
 
 class TrainingData(NamedTuple):
@@ -54,11 +53,11 @@ class TrainingData(NamedTuple):
 def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) -> TrainingData:
     """Reads the rows; trains the tokenizers once, in the first process; turns rows into examples."""
     data = recipe.data
-    given = None if isinstance(data.dev, float) else data.dev
+    dev_source = None if isinstance(data.dev, float) else data.dev
     # All are opened before one is read: a missing file or wrong columns are refused at once.
-    train_files, dev_files, test_files = (_open_files(recipe, files, base) for files in (data.train, given, data.test))
-    rows, dev_rows = _split_rows(recipe, train_files)
-    dev_rows, test = dev_rows or list(chain(*dev_files)), list(chain(*test_files))
+    files = [_open_files(recipe, source, base) for source in (data.train, dev_source, data.test)]
+    rows, dev_rows = _split_rows(recipe, files[0])
+    dev_rows, test = dev_rows or list(chain(*files[1])), list(chain(*files[2]))
     start, begun = None, (where / "checkpoints").is_dir()
     # A checkpoint has all weights, except those that adapters leave as they are.
     if recipe.train.init_from is not None and (recipe.train.lora_rank or not begun):
@@ -77,17 +76,14 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
         raise DataError(f"data.test has no row that can be scored; {test[0].where} is {problems[0]}")
     report = Report()
     examples, dev = processor.examples(rows, report, recipe), None
-    said = f"train: {report}"
-    if contradictions := find_contradictions(processor, examples.rows):
-        said += f"\n{_describe_contradictions(processor, contradictions)}"
+    lines = [f"train: {report}", *_describe_contradictions(processor, find_contradictions(processor, examples.rows))]
     if data.dev is not None:
         report = Report()
         dev = processor.examples(dev_rows, report)
-        said += f"\ndev: {report}"
-        if repeated := find_repeated(processor, examples.rows, dev.rows):
-            said += f"\n{_describe_repeated(repeated, len(dev.rows))}"
+        repeated = find_repeated(processor, examples.rows, dev.rows)
+        lines += [f"dev: {report}", *_describe_repeated(repeated, len(dev.rows))]
     objective = recipe.kind.objective(processor, complete)
-    return TrainingData(recipe, recipe.kind, objective, examples, dev, test, said, start, fitted)
+    return TrainingData(recipe, recipe.kind, objective, examples, dev, test, "\n".join(lines), start, fitted)
 
 
 def read_training_rows(recipe: Recipe, base: Path) -> list[Row]:
@@ -111,7 +107,7 @@ def find_contradictions(processor: AnyProcessor, rows: Sequence[Row]) -> list[li
     same = dict[str, list[Row]]()
     for row in rows:
         same.setdefault(processor.inputs.identify(row), []).append(row)
-    return [some for some in same.values() if len(some) > 1 and processor.contradict(some)]
+    return [group for group in same.values() if len(group) > 1 and processor.contradict(group)]
 
 
 def fit_recipe(recipe: Recipe, rows: int, *, gpu: bool) -> Recipe:
@@ -119,10 +115,10 @@ def fit_recipe(recipe: Recipe, rows: int, *, gpu: bool) -> Recipe:
 
     Keys that are set in its [train] section stay as they are.
     """
-    chosen = recipe.kind.objective.fit(rows, gpu=gpu)
-    given = recipe.train.model_fields_set
-    train = {key: value for key, value in chosen.get("train", {}).items() if key not in given}
-    return recipe.model_copy(update={"model": chosen["model"], "train": recipe.train.model_copy(update=train)})
+    settings = recipe.kind.objective.fit(rows, gpu=gpu)
+    named = recipe.train.model_fields_set
+    train = {key: value for key, value in settings.get("train", {}).items() if key not in named}
+    return recipe.model_copy(update={"model": settings["model"], "train": recipe.train.model_copy(update=train)})
 
 
 def _split_rows(recipe: Recipe, files: Sequence[Iterator[Row]]) -> tuple[list[Row], list[Row]]:
@@ -150,31 +146,37 @@ def split_off(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], 
     return rest, [row for number, row in enumerate(rows) if number in numbers]
 
 
-def _describe_contradictions(processor: AnyProcessor, contradictions: Sequence[Sequence[Row]]) -> str:
-    """How many inputs of train have answers that exclude each other, and the first two such rows."""
+def _describe_contradictions(processor: AnyProcessor, contradictions: Sequence[Sequence[Row]]) -> list[str]:
+    """A line, if any: how many inputs of train have answers that exclude each other, and the first two such rows."""
+    if not contradictions:
+        return []
     rows = sum(map(len, contradictions))
     first, *others = contradictions[0]
-    other = next((row for row in others if processor.contradict([first, row])), others[0])
-    cases = [
-        f"{processor.answer_of(row)!r:.60} ({row._replace(file=Path(row.file).name).where})" for row in (first, other)
-    ]
+    second = next((row for row in others if processor.contradict([first, row])), others[0])
+    cases = [f"{processor.answer_of(row)!r:.60} ({_name_place(row)})" for row in (first, second)]
     count = f"{format_count(len(contradictions), 'input')} of train {'has' if len(contradictions) == 1 else 'have'}"
     what = f"{count} answers that exclude each other, in {format_count(rows, 'row')}"
-    return f"warning: {what}; {processor.inputs.identify(first)!r:.60} is {' and '.join(cases)}"
+    return [f"warning: {what}; {processor.inputs.identify(first)!r:.60} is {' and '.join(cases)}"]
 
 
-def _describe_repeated(repeated: Sequence[Row], total: int) -> str:
-    places = ", ".join(row._replace(file=Path(row.file).name).where for row in repeated[:SHOWN])
-    places += ", …" if len(repeated) > SHOWN else ""
+def _describe_repeated(repeated: Sequence[Row], total: int) -> list[str]:
+    """A line, if any: how many inputs of dev are also in train."""
+    if not repeated:
+        return []
+    places = ", ".join(map(_name_place, repeated[:SHOWN])) + (", …" if len(repeated) > SHOWN else "")
     share = f"{len(repeated):,} of {total:,} inputs of dev"
-    return f"warning: {share} are also in train ({places}), so its scores are too good"
+    return [f"warning: {share} are also in train ({places}), so its scores are too good"]
 
 
-def _open_files(recipe: Recipe, given: Source | list[Source] | None, base: Path) -> list[Iterator[Row]]:
-    if given is None:
+def _name_place(row: Row) -> str:
+    return row._replace(file=Path(row.file).name).where
+
+
+def _open_files(recipe: Recipe, sources: Source | list[Source] | None, base: Path) -> list[Iterator[Row]]:
+    if sources is None:
         return []
     read, columns = recipe.kind.processor.read, recipe.data.columns
-    return [read(source, columns, recipe.data.document_kind) for source in resolve_sources(given, base)]
+    return [read(source, columns, recipe.data.document_kind) for source in resolve_sources(sources, base)]
 
 
 def _prepare_processor(

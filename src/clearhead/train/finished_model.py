@@ -6,6 +6,7 @@ import datetime
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from clearhead.adapter_folder import ADAPTER, Adapter
-from clearhead.formatting import format_bytes, format_count, format_duration
+from clearhead.formatting import format_bytes, format_count, format_duration, print_message
 from clearhead.model import Model
 from clearhead.model.layers import Stack
 from clearhead.model.lora import merge_tensors
@@ -24,15 +25,14 @@ from clearhead.tasks.answerer import AnyAnswerer
 from clearhead.tasks.processor import AnyProcessor
 from clearhead.text import Row
 from clearhead.train.data import TrainingData
-from clearhead.train.fine_tuning import read_adapter
 from clearhead.train.loop import Trainer
-from clearhead.train.observers import print_message
 from clearhead.train.recipe import to_toml
+from clearhead.train.starting_weights import read_adapter
 
-FIRST = 200  # rows whose scores are kept beside those of all, for quick checks of a shipped model
-# Scoring is timed on TRIAL rows; it may take SHORTEST seconds, or this SHARE of the training time.
-TRIAL, SHORTEST, SHARE = 64, 120.0, 0.1
-PATIENCE = 60.0  # seconds to wait for a process that is changing the model folder
+QUICK_ROWS = 200  # whose scores are kept beside those of all, for quick checks of a shipped model
+TRIAL_ROWS = 64  # on which scoring is timed
+SCORING_SECONDS, SCORING_SHARE = 120.0, 0.1  # scoring may take this time, or this share of the training time
+LOCK_SECONDS = 60.0  # to wait for a process that is changing the model folder
 
 
 def write_finished_model(where: Path, trainer: Trainer) -> None:
@@ -49,8 +49,22 @@ def write_finished_model(where: Path, trainer: Trainer) -> None:
         print_message(message)
     print_chosen({key: value for key, value in data.processor.chosen_settings.items() if key not in before})
     metrics = _score_model(trainer, model)
-    stored = None if adapter is None else (adapter, _collect_adapter(model, weights))
-    _replace_model(where, data, model, metrics, stored)
+    stored = None
+    if adapter is not None:  # its low-rank matrices, and the other trained weights as calibration left them
+        calibrated = model.state_dict()
+        stored = adapter, {name: calibrated.get(name, tensor) for name, tensor in weights.items()}
+    write = partial(
+        write_folder,
+        task=data.task,
+        processor=data.processor,
+        model=model,
+        metrics=metrics,
+        card=model_card(where.name, data, model, metrics),
+        recipe=to_toml(data.recipe),
+        weights=data.recipe.train.weights,
+        adapter=stored,
+    )
+    _replace_model(where / "model", data, model, write)
     _print_scores(data, metrics)
     samples = _write_samples(where / "samples", data.processor, data.test or data.dev_rows or data.examples.rows)
     example = samples[0] if samples else '"…"'
@@ -63,9 +77,9 @@ def write_finished_model(where: Path, trainer: Trainer) -> None:
         )
 
 
-def print_chosen(chosen: Mapping[str, str]) -> None:
+def print_chosen(settings: Mapping[str, str]) -> None:
     """Prints what the data chose where the recipe says "auto"."""
-    for key, value in chosen.items():
+    for key, value in settings.items():
         print_message(f'{key} = "auto": using "{value}"')
 
 
@@ -80,8 +94,8 @@ def _score_model(trainer: Trainer, model: Model) -> dict[str, Any]:
         "examples": len(trainer.examples),
         "tokens": position.tokens,
     }
-    if chosen := data.processor.chosen_settings:
-        metrics["chosen"] = chosen
+    if settings := data.processor.chosen_settings:
+        metrics["chosen"] = settings
     answerer = data.task.answerer(data.processor, model)
     for part, rows in (("dev", data.dev_rows), ("test", data.test)):
         if rows:
@@ -89,25 +103,18 @@ def _score_model(trainer: Trainer, model: Model) -> dict[str, Any]:
     return metrics | _score_baseline(data, data.test or data.dev_rows)
 
 
-def _replace_model(
-    where: Path,
-    data: TrainingData,
-    model: Model,
-    metrics: dict[str, Any],
-    adapter: tuple[Adapter, dict[str, Tensor]] | None,
-) -> None:
+def _replace_model(target: Path, data: TrainingData, model: Model, write: Callable[[Path], None]) -> None:
     """Writes the model folder of a run; one that was written before the run was resumed is replaced as a whole."""
-    target = where / "model"
     restore_replaced(target)
     if not target.exists():
-        _write_model(target, where.name, data, model, metrics, adapter)
+        write(target)
         return
-    with hold_lock(target, PATIENCE):
+    with hold_lock(target, LOCK_SECONDS):
         if message := data.objective.carry_over(model, target):
             print_message(message)
         fresh = temporary_path(target, "new")
         shutil.rmtree(fresh, ignore_errors=True)
-        _write_model(fresh, where.name, data, model, metrics, adapter)
+        write(fresh)
         replace_folder(fresh, target)
 
 
@@ -150,33 +157,6 @@ def _make_model(trainer: Trainer, weights: dict[str, Tensor], adapter: Adapter |
     return model
 
 
-def _collect_adapter(model: Model, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of an adapter: low-rank matrices, and the other trained weights as calibration left them."""
-    calibrated = model.state_dict()
-    return {name: calibrated.get(name, tensor) for name, tensor in weights.items()}
-
-
-def _write_model(
-    folder: Path,
-    name: str,
-    data: TrainingData,
-    model: Model,
-    metrics: dict[str, Any],
-    adapter: tuple[Adapter, dict[str, Tensor]] | None,
-) -> None:
-    write_folder(
-        folder,
-        task=data.task,
-        processor=data.processor,
-        model=model,
-        metrics=metrics,
-        card=model_card(name, data, model, metrics),
-        recipe=to_toml(data.recipe),
-        weights=data.recipe.train.weights,
-        adapter=adapter,
-    )
-
-
 def _why_ended(trainer: Trainer) -> str:
     train = trainer.train
     if trainer.position.stopped == "patience":
@@ -188,26 +168,27 @@ def _why_ended(trainer: Trainer) -> str:
 
 def _score_rows(part: str, answerer: AnyAnswerer, rows: Sequence[Row], trained: float) -> dict[str, Any]:
     """Scores on all rows, or on the first ones if all would take longer than a share of the training time."""
-    limit, options = max(SHORTEST, SHARE * trained), answerer.options()
+    limit, options = max(SCORING_SECONDS, SCORING_SHARE * trained), answerer.options()
     used = rows
-    if len(rows) > TRIAL:
+    if len(rows) > TRIAL_ROWS:
         begin = time.monotonic()
-        trial = [row for row in rows if not answerer.processor.row_problem(row)][:TRIAL]
+        trial = [row for row in rows if not answerer.processor.row_problem(row)][:TRIAL_ROWS]
         answerer.evaluate(trial, options)
-        expected = (time.monotonic() - begin) / TRIAL * len(rows)
-        used = rows if expected <= limit else rows[: max(TRIAL, int(len(rows) * limit / expected))]
+        expected = (time.monotonic() - begin) / TRIAL_ROWS * len(rows)
+        used = rows if expected <= limit else rows[: max(TRIAL_ROWS, int(len(rows) * limit / expected))]
         print_message(
             f"scoring {format_count(len(used), 'row')} of {part}: about {format_duration(min(expected, limit))}"
         )
-    found = answerer.evaluate(used, options)
-    scores: dict[str, Any] = dict(found.scores)
+    evaluation = answerer.evaluate(used, options)
+    scores: dict[str, Any] = dict(evaluation.scores)
     if len(used) < len(rows):
         scores["rows"] = f"the first {len(used):,} of {len(rows):,}; clearhead evaluate scores all"
     if part != "dev":
         return {part: scores}
     first = scores
-    if len(found.rows) > FIRST and len(found.predictions) == len(found.rows):
-        first = dict(answerer.score(found.rows[:FIRST], found.predictions[:FIRST], options))
+    if len(evaluation.rows) > QUICK_ROWS and len(evaluation.predictions) == len(evaluation.rows):
+        quick = evaluation.rows[:QUICK_ROWS], evaluation.predictions[:QUICK_ROWS]
+        first = dict(answerer.score(*quick, options))
     return {part: scores, "dev_first_200": first}
 
 
@@ -220,11 +201,11 @@ def _score_baseline(data: TrainingData, rows: Sequence[Row]) -> dict[str, Any]:
     if data.task.baseline is None or not usable:
         return {}
     try:
-        found = data.task.baseline(data.processor, data.examples.rows, usable)
+        baseline = data.task.baseline(data.processor, data.examples.rows, usable)
     except Exception as error:
         print_message(f"the baseline was not scored: {error}")
         return {}
-    return {"baseline": {"name": found.name, "rows": len(usable), **found.scores}}
+    return {"baseline": {"name": baseline.name, "rows": len(usable), **baseline.scores}}
 
 
 def _compare(data: TrainingData, metrics: dict[str, Any]) -> str:
@@ -240,52 +221,48 @@ def compare_with_baseline(metrics: dict[str, Any], metric: str, *, minimised: bo
     'the model LOSES to its baseline on dev: accuracy 0.78 against 0.79 (TF-IDF)'
     """
     part, baseline = "test" if "test" in metrics else "dev", metrics["baseline"]
-    own, other = metrics[part][metric], baseline[metric]
-    ahead = other - own if minimised else own - other
+    score, other = metrics[part][metric], baseline[metric]
+    ahead = other - score if minimised else score - other
     verdict = "LOSES to" if ahead < 0 else "beats" if ahead > 0 else "equals"
-    return f"the model {verdict} its baseline on {part}: {metric} {own} against {other} ({baseline['name']})"
+    return f"the model {verdict} its baseline on {part}: {metric} {score} against {other} ({baseline['name']})"
 
 
 def _averaged_steps(trainer: Trainer) -> list[int]:
     """The checkpoints that the finished weights are the mean of: the last ones, or only the best."""
-    kept = trainer.checkpoints.planned_steps()
+    planned = trainer.checkpoints.planned_steps()
     if trainer.train.average == "last":
-        return kept[-trainer.train.keep :]
+        return planned[-trainer.train.keep :]
     best = trainer.position.best_step
-    return [best if best in kept else kept[-1]]  # a damaged one may have been deleted
+    return [best if best in planned else planned[-1]]  # a damaged one may have been deleted
 
 
 def _final_weights(trainer: Trainer) -> dict[str, Tensor]:
+    """The finished weights: those of the best step, their moving average, or the mean of the last checkpoints."""
     steps = _averaged_steps(trainer)
     kind = "average." if trainer.train.average == "ema" else "model."
-
-    def weights(step: int) -> dict[str, Tensor]:
-        tensors, _ = trainer.checkpoints.load(step, trainer.updater.collect_tensors())
-        return {
-            name.removeprefix(kind): (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
-            for name, tensor in tensors.items()
-            if name.startswith(kind)
-        }
-
-    return _average_weights(weights, steps) if len(steps) > 1 else weights(steps[0])
+    total = _load_weights(trainer, steps[0], kind)
+    for step in steps[1:]:
+        more = _load_weights(trainer, step, kind)
+        total = {name: tensor.double() + more[name].double() for name, tensor in total.items()}
+    return total if len(steps) == 1 else {name: tensor / len(steps) for name, tensor in total.items()}
 
 
-def _average_weights(load: Callable[[int], dict[str, Tensor]], steps: list[int]) -> dict[str, Tensor]:
-    """The mean of the weights of several checkpoints."""
-    total: dict[str, Tensor] = {}
-    for step in steps:
-        for name, tensor in load(step).items():
-            total[name] = total[name] + tensor.double() if name in total else tensor.double()
-    return {name: tensor / len(steps) for name, tensor in total.items()}
+def _load_weights(trainer: Trainer, step: int, kind: str) -> dict[str, Tensor]:
+    tensors, _ = trainer.checkpoints.load(step, trainer.updater.collect_tensors())
+    return {
+        name.removeprefix(kind): (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
+        for name, tensor in tensors.items()
+        if name.startswith(kind)
+    }
 
 
 def model_card(name: str, data: TrainingData, model: nn.Module, metrics: dict[str, Any]) -> str:
     """A short README for a model folder: what it is, what it learned from, how good it is."""
     recipe, task, config = data.recipe, data.task, data.processor.config
-    given = recipe.data.train if isinstance(recipe.data.train, list) else [recipe.data.train]
-    sources = [" + ".join(one.values()) if isinstance(one, dict) else one for one in given]
+    files = recipe.data.train if isinstance(recipe.data.train, list) else [recipe.data.train]
+    sources = [" + ".join(source.values()) if isinstance(source, dict) else source for source in files]
     layers = " + ".join(str(len(stack.layers)) for stack in model.modules() if isinstance(stack, Stack))
-    chosen = ", ".join(f'{key} = "{value}"' for key, value in data.processor.chosen_settings.items())
+    settings = ", ".join(f'{key} = "{value}"' for key, value in data.processor.chosen_settings.items())
     lines = [
         f"# {name}",
         "",
@@ -301,7 +278,7 @@ def model_card(name: str, data: TrainingData, model: nn.Module, metrics: dict[st
         f"{datetime.date.today().isoformat()} |",
         *([f"| started from | {Path(recipe.train.init_from).name} |"] if recipe.train.init_from else []),
         *([f"| adapter | LoRA of rank {recipe.train.lora_rank} |"] if recipe.train.lora_rank else []),
-        *([f"| chosen from the data | {chosen} |"] if chosen else []),
+        *([f"| chosen from the data | {settings} |"] if settings else []),
         f"| licence | {recipe.licence or 'not stated: the data decides'} |",
     ]
     for part in ("dev", "test"):

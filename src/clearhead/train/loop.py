@@ -1,4 +1,4 @@
-"""Trainer: the training loop with its log, evaluations, checkpoints and resumption."""
+"""Trainer: the training loop with its log, evaluations on dev, checkpoints and resumption."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from torch import Tensor
 
 from clearhead.errors import ConfigError, TrainingError
 from clearhead.model import Model
+from clearhead.tasks.answerer import Evaluation
+from clearhead.tasks.processor import Examples
 from clearhead.text.batches import Batch, BatchPlan
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData
-from clearhead.train.dev_evaluator import DevEvaluator
 from clearhead.train.head_monitor import HeadMonitor
 from clearhead.train.observers import Moment, Observer, Sample
 from clearhead.train.parallel import unshard_weights
@@ -26,7 +27,7 @@ from clearhead.train.recipe import CHANGEABLE
 from clearhead.train.updater import Updater
 
 PROGRESS_EVERY, SAVE_EVERY = 5.0, 600.0  # seconds, at most, between two progress reports, or two checkpoints
-
+SAMPLES = 3  # answers that are shown at each evaluation
 EXAMPLES = "examples."  # in a checkpoint, before the names of tensors that belong to the examples
 
 
@@ -60,8 +61,9 @@ class Trainer:
     ) -> None:
         self.data, self.train, self.processes, self.seed = data, data.recipe.train, processes, data.recipe.seed
         examples, objective, train, seed = data.examples, data.objective, self.train, self.seed
-        self.fingerprints = [one.fingerprint() for one in (examples, data.dev) if one is not None]
+        self.fingerprints = [part.fingerprint() for part in (examples, data.dev) if part is not None]
         self.examples = examples.to(processes.device)
+        self.dev = None if data.dev is None else data.dev.to(processes.device)
         self.checkpoints, self.observers = checkpoints, observers
         self.position, self.done, self.interrupted = Position(), 0.0, False
         # All processes share each batch; where that would change the loss, each takes whole batches in turn.
@@ -73,13 +75,12 @@ class Trainer:
         self.shown = self.saved = time.monotonic()  # when progress was last reported, and a checkpoint last saved
         self.updater = Updater(train, objective, model, self.examples, processes, seed, new)
         self.model = self.updater.model
-        self.evaluator = None if data.dev is None else DevEvaluator(data, self.updater, processes)
         self._pending: list[tuple[list[Batch], Tensor, Tensor]] = []  # windows whose loss was not read yet
 
     @property
     def metric(self) -> str:
         """The score that the best weights are chosen by; without dev there is only the loss."""
-        return "loss" if self.evaluator is None else self.train.metric or self.data.processor.metric
+        return "loss" if self.dev is None else self.train.metric or self.data.processor.metric
 
     @property
     def minimises(self) -> bool:
@@ -97,8 +98,8 @@ class Trainer:
                 batches = self.plan.epoch(epoch)
                 if (step - 1) % self.steps_per_epoch == 0:  # not where a run is resumed within an epoch
                     self._refresh_examples(epoch)
-            place = (step - 1) % self.steps_per_epoch * self.batches_per_step
-            window = batches[place : place + self.batches_per_step]
+            first = (step - 1) % self.steps_per_epoch * self.batches_per_step
+            window = batches[first : first + self.batches_per_step]
             self.updater.set_learning_rate(step, self.done)
             loss, norm = self.updater.update(window, step)
             self._pending.append((window, loss, norm))
@@ -159,10 +160,10 @@ class Trainer:
         places = [self.examples.where(int(example)) for batch in window for example in batch.examples]
         shown = ", ".join(places[:8]) + (f" and {len(places) - 8} more" if len(places) > 8 else "")
         newest = self.checkpoints.steps()
-        kept = f"the checkpoint of step {newest[-1]} is whole" if newest else "no checkpoint was written yet"
+        saved = f"the checkpoint of step {newest[-1]} is whole" if newest else "no checkpoint was written yet"
         return (
             f"the loss became {loss} (gradient norm {norm}) at about step {self.position.step}, on a batch of these "
-            f"lines: {shown}; {kept}; try a lower train.learning_rate, a longer train.warmup or train.clip"
+            f"lines: {shown}; {saved}; try a lower train.learning_rate, a longer train.warmup or train.clip"
         )
 
     def _log(self, step: int) -> None:
@@ -196,11 +197,11 @@ class Trainer:
         """Evaluates on dev; remembers the best step, and stops when the patience is over."""
         position, train = self.position, self.train
         self._read_losses()
-        if self.evaluator is None:
+        if self.dev is None:
             position.best_step = step
             return
-        loss, found = self.evaluator.evaluate()
-        metrics = {"loss": loss, **{key: value for key, value in found.scores.items() if key != "loss"}}
+        loss, evaluation = self._score_dev(self.dev)
+        metrics: dict[str, float | str] = {"loss": loss} | evaluation.scores | {"loss": loss}  # first, and our own
         name = self.metric
         score = self.processes.agree(float(metrics[name]) * (-1 if self.minimises else 1))
         tied = score == position.best and position.best_loss is not None and loss < position.best_loss
@@ -210,7 +211,29 @@ class Trainer:
             position.stale += 1
             if train.patience is not None and position.stale >= train.patience:
                 position.stopped = position.stopped or "patience"
-        self._notify("evaluated", step, metrics, self.evaluator.pick_samples(found))
+        inputs, answer_of = self.data.processor.inputs, self.data.processor.answer_of
+        samples = [
+            Sample(inputs.show_row(row), prediction.text, answer_of(row))
+            for row, prediction in zip(evaluation.rows[:SAMPLES], evaluation.predictions, strict=False)
+        ]
+        self._notify("evaluated", step, metrics, samples)
+
+    @torch.no_grad()
+    def _score_dev(self, dev: Examples[Any]) -> tuple[float, Evaluation]:
+        """The loss over all examples of dev, and the scores over its first rows, with quick options."""
+        updater, data, train = self.updater, self.data, self.train
+        plan = BatchPlan(dev.lengths, tokens=4 * train.batch_tokens, seed=0, shapes=train.shapes)
+        total = 0.0
+        # Eager: layers are compiled for training; dev would compile them again, and decoding at every length.
+        with updater.use_average(), updater.autocast(), torch.compiler.set_stance("force_eager"):
+            self.model.eval()
+            for batch, weight in updater.share_window(plan.epoch(0)):
+                total += float(updater.compute_loss(dev.collate(batch)) * weight)
+            with unshard_weights(self.model):
+                answerer = data.task.answerer(data.processor, self.model)
+                evaluation = data.objective.evaluate(answerer, data.dev_rows[: train.evaluate_lines])
+            self.model.train()
+        return self.processes.sum(total)[0] / int(dev.counts.sum()), evaluation
 
     def _is_planned_save(self) -> bool:
         """Whether the recipe asks for a checkpoint at this step."""
@@ -265,9 +288,8 @@ class Trainer:
             raise ConfigError(f"step {step} was trained with {listed}; restore the setting, or start anew")
         self.updater.restore_tensors(tensors)
         if self.examples.state():
-            self.examples.restore(
-                {name.removeprefix(EXAMPLES): one for name, one in tensors.items() if name.startswith(EXAMPLES)}
-            )
+            stored = {name: tensor for name, tensor in tensors.items() if name.startswith(EXAMPLES)}
+            self.examples.restore({name.removeprefix(EXAMPLES): tensor for name, tensor in stored.items()})
         self.position = position = Position(**state["position"])
         self.updater.scaler.load_state_dict(state["scaler"])
         self.done = self._completed_share()

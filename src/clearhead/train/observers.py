@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -223,11 +222,6 @@ class ProgressReport(Observer):
     def _print(self, line: str) -> None:
         self.printed = time.monotonic()
         self.console.print(escape_control(line), markup=False, emoji=False, soft_wrap=True)  # one line, however long
-
-
-def print_message(text: str) -> None:
-    """Prints a message to stderr; control characters, which may come from a file, are escaped."""
-    print(escape_control(text), file=sys.stderr, flush=True)
 
 
 def _shorten(text: str, place: int = 0, width: int = 60) -> str:

@@ -150,12 +150,12 @@ def read_recipe(name: str, overrides: Sequence[str] = (), seed: int | None = Non
     """A recipe by its path or by the name of a shipped one, and the folder that its own paths start from."""
     path = Path(name)
     if not path.is_file():
-        found = shipped.recipe(name)
-        if found is None:
+        shipped_recipe = shipped.recipe(name)
+        if shipped_recipe is None:
             raise ConfigError(
                 f"no file and no shipped recipe is called {name}; {suggest_name(name, shipped.recipes())}"
             )
-        path = found
+        path = shipped_recipe
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -186,22 +186,19 @@ def to_toml(recipe: Recipe) -> str:
     lines = [f"{key} = {_format_value(value)}" for key, value in plain.items()]
     for section, inside in values.items():
         if isinstance(inside, dict) and inside:
-            lines += [
-                "",
-                f"[{section}]",
-                *(f"{_format_key(key)} = {_format_value(value)}" for key, value in inside.items()),
-            ]
+            lines += ["", f"[{section}]"]
+            lines += [f"{_format_key(key)} = {_format_value(value)}" for key, value in inside.items()]
     return "\n".join(lines) + "\n"
 
 
 def resolve_sources(recipe_sources: Source | list[Source], base: Path) -> list[Path | dict[str, Path]]:
     """The paths of data files: `shipped:NAME`, or relative to the recipe's folder, or to the current one."""
-    given = recipe_sources if isinstance(recipe_sources, list) else [recipe_sources]
+    sources = recipe_sources if isinstance(recipe_sources, list) else [recipe_sources]
     return [
-        {column: resolve_path(path, base) for column, path in one.items()}
-        if isinstance(one, dict)
-        else resolve_path(one, base)
-        for one in given
+        {column: resolve_path(path, base) for column, path in source.items()}
+        if isinstance(source, dict)
+        else resolve_path(source, base)
+        for source in sources
     ]
 
 
@@ -213,14 +210,14 @@ def resolve_path(name: str, base: Path) -> Path:
     if is_generated(name):
         return Path(name)
     if name.startswith("shipped:"):
-        found = shipped.corpus(name.removeprefix("shipped:"))
-        if found is None:
-            wanted = name.removeprefix("shipped:")
+        wanted = name.removeprefix("shipped:")
+        corpus = shipped.corpus(wanted)
+        if corpus is None:
             raise ConfigError(f"no shipped corpus is called {wanted!r}; {suggest_name(wanted, shipped.corpora())}")
-        return found
-    given = Path(name).expanduser()
+        return corpus
+    path = Path(name).expanduser()
     # A path given with --set may be relative to the current folder.
-    return given if given.exists() and not (base / given).exists() else base / given
+    return path if path.exists() and not (base / path).exists() else base / path
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:

@@ -14,22 +14,10 @@ from clearhead.tasks.settings import Section
 from clearhead.train.recipe import CHANGEABLE, Recipe, check_recipe, to_toml
 
 HEADER = "# A run of clearhead, format 1: the whole recipe, defaults included.\n"
-FILES = (
-    "recipe.toml",
-    "report.txt",
-    "start.json",
-    "task",
-    "checkpoints",
-    "metrics.jsonl",
-    "speed.jsonl",
-    "loss.png",
-    "heads.jsonl",
-    "heads.png",
-    "roles.png",
-    "tensorboard",
-    "model",
-    "samples",
-)
+FILES = {
+    *("recipe.toml", "report.txt", "start.json", "metrics.jsonl", "speed.jsonl", "loss.png", "tensorboard"),
+    *("heads.jsonl", "heads.png", "roles.png", "task", "checkpoints", "model", "samples"),
+}
 
 
 def open_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, overwrite: bool) -> Path | None:
@@ -75,8 +63,8 @@ def fill_from_saved(where: Path, recipe: Recipe) -> Recipe:
     if recipe.model or not saved.is_file():
         return recipe
     before = _read_saved(saved)
-    chosen = recipe.kind.objective.fit(0, gpu=False).get("train", {})
-    train = {key: getattr(before.train, key) for key in chosen if key not in recipe.train.model_fields_set}
+    fitted = recipe.kind.objective.fit(0, gpu=False).get("train", {})
+    train = {key: getattr(before.train, key) for key in fitted if key not in recipe.train.model_fields_set}
     return recipe.model_copy(update={"model": before.model, "train": recipe.train.model_copy(update=train)})
 
 
@@ -122,10 +110,9 @@ def _read_saved(saved: Path) -> Recipe:
 
 def _refuse_changes(saved: Path, recipe: Recipe) -> None:
     """Raises ConfigError if the recipe differs from the saved one in a setting that changes what is learned."""
-    before, now = _read_saved(saved), recipe
     changed = []
-    for name, value in before:
-        other = getattr(now, name, None)
+    for name, value in _read_saved(saved):
+        other = getattr(recipe, name, None)
         if name in ("about", "licence") or value == other or (isinstance(value, Section) and not value.learned):
             continue
         if not isinstance(value, Section) or not isinstance(other, Section):

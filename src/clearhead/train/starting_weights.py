@@ -1,17 +1,26 @@
-"""Reads the trained weights that a run starts from: one of our model folders, or a Hugging Face checkpoint."""
+"""The trained weights that a run starts from: read from a folder, copied into the model, recorded in `start.json`."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import clearhead.shipped as shipped
+from clearhead.adapter_folder import Adapter, describe_base, enter_run
 from clearhead.errors import CheckpointError, ConfigError
+from clearhead.formatting import print_message
+from clearhead.model import Model
 from clearhead.model.huggingface import from_huggingface
+from clearhead.model.lora import add_adapters, count_adapter_weights
 from clearhead.model_folder import CONFIG, ModelFolder
-from clearhead.storage import read_json
-from clearhead.tasks.pretrained import Pretrained
+from clearhead.storage import atomic_file, check_format, read_json, write_json
+from clearhead.tasks.pretrained import TRUNK, Pretrained, Transfer
 from clearhead.text import Tokenizer
+from clearhead.train.recipe import Train
+
+START, FORMAT = "start.json", 1
 
 
 def read_pretrained(name: str, base: Path) -> Pretrained:
@@ -27,11 +36,95 @@ def read_pretrained(name: str, base: Path) -> Pretrained:
         raise CheckpointError(f"train.init_from: {error}") from error
 
 
+def start_model(model: Model, start: Pretrained, labels: Sequence[str], train: Train) -> Transfer:
+    """Fills a model with trained weights. With `lora_rank`, only adapters, new weights and label heads stay trainable.
+
+    Adapters are added where weights were taken; at first they change nothing, bit for bit.
+    """
+    transfer = start.fill(model, labels)
+    if train.lora_rank:
+        names = [name for name, _ in model.named_parameters()]
+        trained = {name for name in names if name in transfer.new or name.split(".")[0] not in TRUNK}
+        add_adapters(
+            model,
+            rank=train.lora_rank,
+            alpha=train.lora_alpha,
+            dropout=train.lora_dropout,
+            on=train.lora_on,
+            only=transfer.taken,
+        )
+        for name in trained:
+            model.get_parameter(name).requires_grad_(True)
+    return transfer
+
+
+def print_start(model: Model, transfer: Transfer, train: Train) -> None:
+    """Prints which weights a new run took over, and where its adapters are.
+
+    >>> sizes = {"encoder.layers.0.x": 2_000_000, "vocabulary.words.weight": 500}
+    >>> _describe_tensors("taken", sizes)
+    '  taken: 2 tensors (2,000,500 weights): encoder, vocabulary'
+    """
+    print_message(f"starting from {train.init_from}:")
+    for fate, sizes in transfer._asdict().items():
+        if sizes:
+            print_message(_describe_tensors(fate, sizes))
+    if train.lora_rank:
+        adapted = " and ".join(train.lora_on)
+        count = count_adapter_weights(model)
+        print_message(f"LoRA adapters of rank {train.lora_rank} on {adapted}: {count:,} weights")
+
+
+def record_start(where: Path, start: Pretrained, transfer: Transfer, train: Train) -> None:
+    """Writes start.json into a run's folder: which parameters were taken, new and left, and the base of adapters."""
+    names: dict[str, Any] = {fate: list(sizes) for fate, sizes in transfer._asdict().items()}
+    content = {"format": FORMAT, "init_from": train.init_from, **names}
+    if train.lora_rank:
+        sizes: dict[str, Any] = {"rank": train.lora_rank, "alpha": train.lora_alpha, "on": list(train.lora_on)}
+        content["adapter"] = describe_base(start.folder, where / "model", **sizes).to_dict()
+    with atomic_file(where / START) as fresh:
+        write_json(fresh, content)
+
+
+def read_new(where: Path) -> list[str]:
+    """The parameters of a run that did not come from trained weights; none for a run that started from random ones."""
+    return list(_read_start(where).get("new", ()))
+
+
+def read_adapter(where: Path) -> Adapter | None:
+    """The adapter that a run trains; None if it trains the weights themselves."""
+    values = _read_start(where).get("adapter")
+    return None if values is None else Adapter.from_dict(where / "model", values)
+
+
+def check_base(where: Path, start: Pretrained) -> None:
+    """Refuses to resume a run with adapters if the weights that it started from have changed since."""
+    adapter = read_adapter(where)
+    if adapter is not None and (problem := adapter.find_difference(start.folder)):
+        raise CheckpointError(
+            f"train.init_from: {start.folder} is not as it was when the run began: {problem}; restore it, or start anew"
+        )
+
+
+def _read_start(where: Path) -> dict[str, Any]:
+    """The content of start.json; empty for a run that started from random weights."""
+    if not (where / START).is_file():
+        return {}
+    content = read_json(where / START)
+    check_format(where / START, content.get("format"), FORMAT)
+    return content
+
+
+def _describe_tensors(fate: str, sizes: dict[str, int]) -> str:
+    parts = ", ".join(dict.fromkeys(name.split(".")[0] for name in sizes))
+    return f"  {fate}: {len(sizes)} tensors ({sum(sizes.values()):,} weights): {parts}"
+
+
 def _find_folder(name: str, base: Path) -> Path:
-    given = Path(name).expanduser()
-    for folder in (base / given, given, shipped.model(name.removeprefix("shipped:"))):
+    path = Path(name).expanduser()
+    for folder in (base / path, path, shipped.model(name.removeprefix("shipped:"))):
         if folder is not None and folder.is_dir():
-            return folder / "model" if not (folder / CONFIG).exists() and (folder / "model").is_dir() else folder
+            return enter_run(folder)
     raise ConfigError(
         f"train.init_from: there is no folder {name}; weights are read from this machine only, so download them first "
         "(hf download NAME --local-dir FOLDER)"
@@ -42,8 +135,8 @@ def _read_huggingface(folder: Path) -> Pretrained:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # heads of other tasks are left out: the run says so itself
         model = from_huggingface(folder).float()
-    given = read_json(folder / CONFIG).get("id2label")
-    labels = tuple(map(str, given.values())) if isinstance(given, dict) and model.config.labels is not None else ()
+    names = read_json(folder / CONFIG).get("id2label")
+    labels = tuple(map(str, names.values())) if isinstance(names, dict) and model.config.labels is not None else ()
     return Pretrained(folder, model.config, Tokenizer.from_huggingface(folder), model.state_dict(), labels)
 
 

@@ -13,6 +13,7 @@ runs/NAME/
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
@@ -22,26 +23,24 @@ from typing import Any, cast
 
 import torch
 
-from clearhead.errors import ClearheadError
-from clearhead.formatting import format_count
+from clearhead.errors import ConfigError
+from clearhead.formatting import format_bytes, format_count, print_message
 from clearhead.model import Model
-from clearhead.model.lora import count_adapter_weights
+from clearhead.model.devices import empty_weights
 from clearhead.storage import check_free
 from clearhead.tasks.pretrained import Transfer
+from clearhead.tasks.processor import AnyProcessor
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData, prepare_data
-from clearhead.train.fine_tuning import read_new, record_start, start_model
 from clearhead.train.finished_model import print_chosen, write_finished_model
-from clearhead.train.head_monitor import HeadLog
+from clearhead.train.head_plots import HeadLog
 from clearhead.train.loop import Trainer
-from clearhead.train.memory_check import check_memory, refuse_out_of_memory
-from clearhead.train.observers import LossPlot, MetricsLog, Observer, ProgressReport, TensorBoardLog, print_message
+from clearhead.train.observers import LossPlot, MetricsLog, Observer, ProgressReport, TensorBoardLog
 from clearhead.train.parallel import distinguish_equal_sizes, resolve_precision, select_attention_kernels
 from clearhead.train.processes import Processes, join_processes
-from clearhead.train.recipe import read_recipe, resolve_sources
-from clearhead.train.role_plot import RolePlot
+from clearhead.train.recipe import Train, read_recipe, resolve_sources
 from clearhead.train.run_folder import fill_from_saved, open_run, restore_old_run, save_recipe
-from clearhead.train.transfer_table import print_transfer
+from clearhead.train.starting_weights import print_start, read_new, record_start, start_model
 
 
 def run_training(
@@ -81,7 +80,7 @@ def run_training(
         if processes.first:
             _print_summary(where, trainer, base)
             if begun is not None:
-                _print_start(trainer, begun)
+                print_start(trainer.model, begun, trainer.train)
         with (
             _attach_observers(trainer, where, observers),
             _handle_signals(trainer),
@@ -99,14 +98,13 @@ def _make_trainer(where: Path, data: TrainingData, processes: Processes) -> tupl
     train, processor = data.recipe.train, data.processor
     checkpoints = Checkpoints(where / "checkpoints", train.keep, processes)
     torch.manual_seed(data.recipe.seed)
-    with refuse_out_of_memory(processes.device):
-        check_memory(processor, train, processes)
-        model = cast(Model, processor.build())
-        transfer = None
-        if data.start is not None:
-            transfer = start_model(model, data.start, getattr(processor, "labels", ()), train)
-        new = read_new(where) if transfer is None else transfer.new
-        return Trainer(data, model, checkpoints, processes, new=new), transfer
+    check_memory(processor, train, processes)
+    model = cast(Model, processor.build())
+    transfer = None
+    if data.start is not None:
+        transfer = start_model(model, data.start, getattr(processor, "labels", ()), train)
+    new = read_new(where) if transfer is None else transfer.new
+    return Trainer(data, model, checkpoints, processes, new=new), transfer
 
 
 def _record_beginning(where: Path, trainer: Trainer, transfer: Transfer | None) -> None:
@@ -127,19 +125,46 @@ def _undo_on_error(where: Path, aside: Path | None, made: bool) -> Iterator[None
     """
     try:
         yield
-    except BaseException as error:
+    except BaseException:
         restore_old_run(where, aside)
-        if made and isinstance(error, (ClearheadError, OSError)):
+        if made:
             shutil.rmtree(where)
         raise
 
 
+def check_memory(processor: AnyProcessor, train: Train, processes: Processes) -> None:
+    """Refuses a model that needs more than the device's whole memory, activations not counted."""
+    with empty_weights():
+        weights = sum(parameter.numel() for parameter in processor.build().parameters())
+    copies = 4 + (train.average == "ema")  # itself, its gradient and the two moments of Adam
+    if train.lora_rank or (train.shard and processes.count > 1):
+        copies = 1  # the others are in parts, or of the adapters alone, which are small
+    needed = weights * copies * (8 if train.precision == "float64" else 4)
+    available = device_memory(processes.device)
+    if available is not None and needed > available:
+        raise ConfigError(
+            f"a model of {weights:,} weights needs at least {format_bytes(needed)} to be trained, and "
+            f"{processes.device} has {format_bytes(available)}; make model.width, model.feedforward or model.layers "
+            "smaller"
+        )
+
+
+def device_memory(device: torch.device) -> int | None:
+    """All the memory of a device, in bytes; None if unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on every system
+        return None
+
+
 def _check_disk(where: Path, trainer: Trainer) -> None:
     """Refuses a run whose checkpoints do not fit on the disk, before its first step."""
-    numbers = sum(parameter.numel() * parameter.element_size() for parameter in trainer.updater.parameters.values())
-    one = numbers * (3 + bool(trainer.updater.average))  # weights, the two moments of Adam, the average
+    weights = sum(parameter.nbytes for parameter in trainer.updater.parameters.values())
+    checkpoint = weights * (3 + bool(trainer.updater.average))  # weights, the two moments of Adam, the average
     missing = max(1, trainer.train.keep + 2 - len(trainer.checkpoints.steps()))
-    check_free(where, one * missing + numbers, f"a run with {missing} more checkpoints and a model")
+    check_free(where, checkpoint * missing + weights, f"a run with {missing} more checkpoints and a model")
 
 
 @contextmanager
@@ -154,7 +179,7 @@ def _attach_observers(trainer: Trainer, where: Path, others: Sequence[Observer])
             observers.append(TensorBoardLog(where / "tensorboard", begun))
         observers.append(LossPlot(where, metric))
         if train.heads_every != 0:
-            observers += [HeadLog(where, begun), RolePlot(where)]
+            observers.append(HeadLog(where, begun))
     trainer.observers = observers
     with ExitStack() as stack:
         for observer in reversed(observers):  # closed in their order: the curve reads what the journal wrote
@@ -177,8 +202,8 @@ def _handle_signals(trainer: Trainer) -> Iterator[None]:
         trainer.interrupted = True
         signal.signal(number, before[signal.Signals(number)])
 
-    known = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    heeded = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
+    signals = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    heeded = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
     try:
         before = {number: signal.signal(number, interrupt) for number in heeded}
     except ValueError:  # only the main thread may
@@ -195,10 +220,10 @@ def _print_summary(where: Path, trainer: Trainer, base: Path) -> None:
     data, recipe, train = trainer.data, trainer.data.recipe, trainer.train
     print_message(data.report)
     if data.fitted:
-        chosen = ", ".join(f"{key} = {value}" for key, value in recipe.model.items())
-        print_message(f"no [model] section: using {chosen}, chosen for {format_count(len(data.examples), 'example')}")
+        settings = ", ".join(f"{key} = {value}" for key, value in recipe.model.items())
+        print_message(f"no [model] section: using {settings}, chosen for {format_count(len(data.examples), 'example')}")
     print_chosen(data.processor.chosen_settings)
-    if trainer.evaluator is None and (train.patience is not None or train.metric not in (None, "loss")):
+    if trainer.dev is None and (train.patience is not None or train.metric not in (None, "loss")):
         print_message("train.patience and train.metric do nothing without data.dev: the last weights are kept")
     if recipe.data.dev is not None and not isinstance(recipe.data.dev, float):
         files = resolve_sources(recipe.data.train, base)
@@ -214,16 +239,6 @@ def _print_summary(where: Path, trainer: Trainer, base: Path) -> None:
         f"{where}: {data.task.name}, {weights}, {examples}, {steps} an epoch, "
         f"{trainer.updater.precision} on {trainer.processes.device}, {_describe_start(trainer)}"
     )
-
-
-def _print_start(trainer: Trainer, transfer: Transfer) -> None:
-    """Prints which weights a new run took over, and where its adapters are."""
-    train = trainer.train
-    print_message(f"starting from {train.init_from}:")
-    print_transfer(transfer)
-    if train.lora_rank:
-        where_on, count = " and ".join(train.lora_on), count_adapter_weights(trainer.model)
-        print_message(f"LoRA adapters of rank {train.lora_rank} on {where_on}: {count:,} weights")
 
 
 def _describe_start(trainer: Trainer) -> str:

@@ -25,7 +25,7 @@ from clearhead.tasks.language_model.language_processor import LanguageProcessor
 from clearhead.tasks.language_model.language_settings import LanguageOptions
 from clearhead.tasks.language_model.sliding_window import DocumentLoss, score_documents, score_losses
 from clearhead.tasks.trace import ContinuableTracer, TaskTracer, Trace
-from clearhead.text.batches import length_batches
+from clearhead.text.batches import token_batches
 
 if TYPE_CHECKING:
     from clearhead.text import Row
@@ -40,7 +40,7 @@ class LanguageAnswerer(StreamingAnswerer[LanguageProcessor, Decoder, str, Langua
     def predict(self, inputs: Sequence[str], options: LanguageOptions, *, inputs_before: int = 0) -> list[Continuation]:
         check, encode = self.processor.inputs.check, self.processor.encode_prompt
         texts = self.begin_texts([encode(check(prompt)) for prompt in inputs], options, inputs_before)
-        for places in length_batches([len(text.tokens) - text.window for text in texts], options.batch):
+        for places in token_batches([len(text.tokens) - text.window for text in texts], None, options.batch):
             self.write([texts[place] for place in places])
         return [Continuation(text.text, self._make_notes(text), text.finish or "length") for text in texts]
 

@@ -20,7 +20,7 @@ from clearhead.tasks.answerer import InputT, Prediction, StreamingAnswerer
 from clearhead.tasks.processor import BatchT, Processor, RecipeT
 from clearhead.tasks.segmentation import has_loop, join_texts
 from clearhead.tasks.sequence_to_sequence.search import Decode, PartNumber, Search, SearchOptions
-from clearhead.text.batches import length_batches
+from clearhead.text.batches import token_batches
 
 if TYPE_CHECKING:
     from clearhead.text import Tokenizer
@@ -147,7 +147,7 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
     ) -> list[list[Hypothesis]]:
         """The hypotheses for every part, best first, each beginning with its prefix."""
         found: list[list[Hypothesis]] = [[] for _ in parts]
-        for rows in length_batches([self.part_length(part) for part in parts], search.batch):
+        for rows in token_batches([self.part_length(part) for part in parts], None, search.batch):
             rules: dict[str, Any] = {"start": self.target.start, "end": self.target.end}
             limits = [search.limit(self.output_limit(parts[row])) + len(prefixes[row]) for row in rows]
             if any(prefixes[row] for row in rows):
