@@ -28,8 +28,9 @@ sys.path.append(str(Path(__file__).parents[1]))
 from tests.storage.killed_save import FOLDER_POINTS as POINTS
 from tests.train.corpus import write_recipe
 from tests.train.forked_runs import import_packages, train_straight_and_killed
-from tests.train.test_resume import assert_same, finish, start
+from tests.train.test_resume import assert_same
 
+ROOT = Path(__file__).parents[1]
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 COMMANDS = [
     ({}, [*PYTEST, "-m", "not unchecked", "tests/attention", "--hypothesis-profile=soak"]),
@@ -49,6 +50,19 @@ TASK_SETTINGS: dict[str, object] = {
     "train.save_every": 7,
     "train.tensorboard": "false",
 }
+
+
+def start(recipe: Path, out: Path, *more: str, kill_at: str | None = None) -> subprocess.Popen[str]:
+    """`clearhead train` in a process of its own; it may die at a named point of a save."""
+    program = ["-m", "clearhead"] if kill_at is None else [str(ROOT / "tests" / "storage" / "killed_save.py"), kill_at]
+    command = [sys.executable, *program, "train", str(recipe), "--out", str(out), "--device", "cpu", *more]
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
 
 
 def tests(kept: IO[str]) -> bool:

@@ -17,7 +17,7 @@ from clearhead import model_folder
 from clearhead.errors import CheckpointError, ConfigError, DiskFullError
 from clearhead.model.weight_storage import load_weights, pack_weights, to_int8, unpack_weights
 from clearhead.model_folder import ModelFolder
-from clearhead.storage import atomic_folder, file_checksum, verify_checksums
+from clearhead.storage import file_checksum, verify_checksums
 from clearhead.tasks import TASKS
 from tests.echoing import CARD, ECHO, EchoAnswerer, EchoOptions, echo, write_echo
 

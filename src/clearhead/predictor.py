@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 import clearhead.shipped as shipped
-from clearhead.adapter_folder import enter_run
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.formatting import suggest_name
 from clearhead.lens import Record, watch
@@ -59,7 +58,8 @@ def find_model(path_or_name: str | Path) -> Path:
     """The folder of a model; one that exists wins over a shipped one of its name, which `shipped:NAME` always means."""
     path, name = Path(path_or_name), str(path_or_name)
     shipped_model = shipped.model(name.removeprefix(SHIPPED))
-    if path.exists() and (shipped_model is None or (enter_run(path) / CONFIG).exists()):
+    trained = any((path / part / CONFIG).exists() for part in ("", "model"))
+    if path.exists() and (trained or shipped_model is None):
         return path
     if shipped_model is None:
         problem = _describe_unknown(name.removeprefix(SHIPPED), shipped.models(), "model")

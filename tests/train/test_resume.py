@@ -43,7 +43,10 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ended]]
     recipe = str(write_recipe(base))
     # The third fsync of a folder is the second checkpoint's; the first is that of the tokenizers.
     runs = list_killed_runs(recipe, base, ["before fsync:3", "SIGKILL:6", "after rename:2"], {})
-    runs += [Run(recipe, str(base / "interrupted"), struck="SIGINT:2"), Run(recipe, str(base / "interrupted"), (), True)]
+    runs += [
+        Run(recipe, str(base / "interrupted"), struck="SIGINT:2"),
+        Run(recipe, str(base / "interrupted"), (), True),
+    ]
     runs += [Run(recipe, str(base / "closed"), struck="SIGHUP:2")]
     runs += [Run(recipe, str(base / "ignoring"), struck="SIGHUP:2", ignored="SIGHUP")]
     return base, train_in_forks(runs)
@@ -72,8 +75,8 @@ def test_a_closed_terminal_saves_like_an_interruption_unless_its_signal_is_ignor
     assert_same(base / "straight", base / "ignoring")
 
 
-def train(recipe: Path, out: Path, *overrides: str, **more: bool) -> Path:
-    return run_training(str(recipe), overrides=overrides, out=out, device="cpu", **more)
+def train(recipe: Path, out: Path, *overrides: str, **more: object) -> Path:
+    return run_training(str(recipe), overrides=["decode.beam=1", *overrides], out=out, device="cpu", **more)
 
 
 class Interrupting(Observer):
@@ -93,7 +96,7 @@ def test_a_checkpoint_of_an_interruption_is_not_averaged(tmp_path):
     straight, out = train(recipe, tmp_path / "straight"), tmp_path / "run"
     for step in (5, 7):
         with pytest.raises(TrainingError, match=f"interrupted at step {step}"):
-            run_training(str(recipe), out=out, device="cpu", resume=step > 5, observers=[Interrupting(step)])
+            train(recipe, out, resume=step > 5, observers=[Interrupting(step)])
     train(recipe, out, resume=True)
     assert_same(straight, out)
     assert [path.name for path in sorted((out / "checkpoints").iterdir())] == ["00000006", "00000008"]

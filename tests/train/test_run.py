@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.fx.experimental._config as symbols
-from clearhead.train.memory_check import check_memory, count_weights
 from safetensors.torch import load_file
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -19,7 +18,7 @@ from clearhead.errors import ConfigError, DataError
 from clearhead.model_folder import ModelFolder
 from clearhead.storage import verify_checksums
 from clearhead.tasks.translation import TranslationProcessor
-from clearhead.train import memory_check, run_training
+from clearhead.train import run_training
 from clearhead.train.observers import LossPlot
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import Train
