@@ -215,7 +215,7 @@ def best_head(
     found: dict[tuple[str, int], list[float]] = {}
     areas = []
     for scene in make_scenes(part, count):
-        rows, columns = model.processor.config.patch_rows, model.processor.config.patch_columns
+        rows, columns = model.processor.grid.rows, model.processor.grid.columns
         places, record = shape_places(scene, model.processor.target), model.look(scene.pixels, answer=scene.text)
         for name in record.names:
             if not name.endswith("cross"):

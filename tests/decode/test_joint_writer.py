@@ -71,7 +71,7 @@ def test_long_sounds_lose_no_digits() -> None:
 def make_model() -> SpeechModel:
     torch.manual_seed(5)
     return (
-        SpeechModel(ModelConfig.named("tiny", vocabulary=LABELS + 1, mel_bands=16, width=16, heads=2))
+        SpeechModel(ModelConfig.named("tiny", vocabulary=LABELS + 1, sound={"bands": 16}, width=16, heads=2))
         .eval()
         .requires_grad_(False)
     )

@@ -24,7 +24,7 @@ from clearhead import (
     to_huggingface,
 )
 from clearhead.errors import CheckpointError
-from clearhead.model import Classifier, TokenClassifier
+from clearhead.model import Classifier, Labels, TokenClassifier
 from tests.model.checkpoints import (
     BERT,
     GPT2,
@@ -458,7 +458,7 @@ def test_a_written_classifier_is_read_by_transformers_with_its_labels(whole, tmp
     kind = Classifier if whole else TokenClassifier
     sizes = {"vocabulary": 31, "width": 21, "heads": 3, "layers": 2, "feedforward": 37, "max_length": 19}
     pooling = "first" if whole else "mean"
-    ours = shaken(kind(ModelConfig(**sizes, **shape, labels=3, segments=2, pooling=pooling)))
+    ours = shaken(kind(ModelConfig(**sizes, **shape, labels=Labels(3, pooling=pooling), segments=2)))
     to_huggingface(ours, tmp_path, pad=0, labels=["bad", "好", "</s>"])
     theirs = LABELLED["bert"][whole].from_pretrained(tmp_path)
     assert theirs.config.id2label == {0: "bad", 1: "好", 2: "</s>"}
@@ -471,7 +471,7 @@ def test_a_written_classifier_is_read_by_transformers_with_its_labels(whole, tmp
 
 
 def test_a_mean_over_tokens_cannot_be_expressed_as_bert(tmp_path):
-    config = ModelConfig.named("classic", vocabulary=31, width=12, heads=3, labels=2, positions="learned")
+    config = ModelConfig.named("classic", vocabulary=31, width=12, heads=3, labels=Labels(2), positions="learned")
     with pytest.raises(CheckpointError, match="pooling='mean'"):
         to_huggingface(Classifier(config.change(embedding_norm=True, scale_embeddings=False)), tmp_path)
 

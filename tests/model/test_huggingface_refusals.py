@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from clearhead import Encoder, EncoderDecoder, ModelConfig, from_huggingface, to_huggingface
 from clearhead.errors import CheckpointError, DiskFullError
-from clearhead.model import PooledEncoder
+from clearhead.model import Labels, PooledEncoder
 from clearhead.model.huggingface import checkpoint_files
 from tests.model.checkpoints import BERT, GPT2, LLAMA, MARIAN, change_config, change_tensors, saved, shaken
 
@@ -360,6 +360,6 @@ def test_writing_replaces_an_older_checkpoint_and_leaves_other_files_alone(tmp_p
 
 def test_label_scores_of_a_mean_are_not_written_as_something_else(tmp_path):
     with pytest.raises(CheckpointError, match="BERT cannot hold the label scores of a PooledEncoder; use Classifier"):
-        to_huggingface(PooledEncoder(ModelConfig(**BERTISH, labels=3)), tmp_path / "new")
+        to_huggingface(PooledEncoder(ModelConfig(**BERTISH, labels=Labels(3))), tmp_path / "new")
     assert not (tmp_path / "new").exists()
     to_huggingface(PooledEncoder(ModelConfig(**BERTISH)), tmp_path / "new")

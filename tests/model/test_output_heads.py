@@ -5,10 +5,10 @@ import torch
 
 from clearhead.attention import Mask
 from clearhead.errors import ConfigError
-from clearhead.model import Classifier, ModelConfig
+from clearhead.model import Classifier, Labels, ModelConfig
 from clearhead.model.output_heads import mean_pool
 
-SIZES = {"vocabulary": 31, "width": 14, "heads": 7, "layers": 2, "feedforward": 23, "labels": 5}
+SIZES = {"vocabulary": 31, "width": 14, "heads": 7, "layers": 2, "feedforward": 23, "labels": Labels(5)}
 
 
 def classifier(**changes: object) -> Classifier:

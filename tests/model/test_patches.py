@@ -8,16 +8,16 @@ import torch.nn.functional as F
 
 from clearhead.attention import AxialRotary, Rotary
 from clearhead.errors import CheckpointError, ConfigError, ShapeError
-from clearhead.model import Encoder, EncoderDecoder, ModelConfig, PatchEmbedding
+from clearhead.model import Encoder, EncoderDecoder, ModelConfig, PatchEmbedding, Patches
 from clearhead.model.huggingface import to_huggingface
 
 BATCH, SIZE, ROWS, COLUMNS, WIDTH = 2, 5, 3, 7, 24
 
 
-def config_of(**changes) -> ModelConfig:
+def config_of(patch_positions="learned", **changes) -> ModelConfig:
     sizes = {"width": WIDTH, "heads": 2, "layers": 2, "feedforward": 31, "dropout": 0.0}
-    grid = {"patch_size": SIZE, "patch_rows": ROWS, "patch_columns": COLUMNS}
-    return ModelConfig.named("tiny", vocabulary=11, **{**sizes, **grid, **changes})
+    grid = Patches(SIZE, ROWS, COLUMNS, positions=patch_positions)
+    return ModelConfig.named("tiny", vocabulary=11, patches=grid, **{**sizes, **changes})
 
 
 def random_pictures() -> torch.Tensor:
@@ -60,9 +60,9 @@ def test_pictures_of_another_size_are_refused(size):
 
 
 def test_a_grid_is_given_whole():
-    with pytest.raises(ConfigError, match="set together; missing: patch_rows, patch_columns"):
-        ModelConfig.named("tiny", vocabulary=11, patch_size=4)
-    with pytest.raises(ConfigError, match="needs patch_size, patch_rows and patch_columns"):
+    with pytest.raises(ConfigError, match="patches has size, but no rows; does this model have patches"):
+        ModelConfig.named("tiny", vocabulary=11, patches={"size": 4})
+    with pytest.raises(ConfigError, match="needs patches"):
         PatchEmbedding(ModelConfig.named("tiny", vocabulary=11))
     with pytest.raises(ConfigError, match="patch_positions must be one of learned, rotary"):
         config_of(patch_positions="none")
@@ -159,7 +159,7 @@ def test_gradients_reach_every_parameter():
 
 
 def test_an_encoder_of_pictures_is_not_written_as_bert(tmp_path):
-    with pytest.raises(CheckpointError, match=r"cannot express .*patch_size=5"):
+    with pytest.raises(CheckpointError, match=r"cannot express .*size=5"):
         to_huggingface(Encoder(config_of()), tmp_path / "model")
 
 
@@ -185,8 +185,8 @@ def test_each_patch_knows_where_a_bright_one_is(patch_positions):
 
 
 def test_convolutions_give_as_many_patches_as_a_projection_and_no_picture_depends_on_another():
-    sizes = {"patch_size": 4, "patch_rows": 2, "patch_columns": 3, "width": 24, "heads": 3}
-    config = ModelConfig.named("tiny", vocabulary=11, patch_convolutions=2, **sizes)
+    grid = Patches(4, rows=2, columns=3, convolutions=2)
+    config = ModelConfig.named("tiny", vocabulary=11, width=24, heads=3, patches=grid)
     patches = PatchEmbedding(config)
     pictures = torch.rand(5, 3, 8, 12)
     whole = patches(pictures)
@@ -198,4 +198,4 @@ def test_convolutions_give_as_many_patches_as_a_projection_and_no_picture_depend
 
 def test_convolutions_need_patches_whose_size_is_a_power_of_two():
     with pytest.raises(ConfigError, match="power of two, got 6"):
-        ModelConfig.named("tiny", vocabulary=11, patch_convolutions=1, patch_size=6, patch_rows=2, patch_columns=3)
+        Patches(6, rows=2, columns=3, convolutions=1)

@@ -487,7 +487,7 @@ def test_one_answer_is_nothing_to_choose_from():
 def test_a_kind_may_be_named():
     rows = rows_of(asked(40, 1))
     assert AnswerProcessor.prepare(rows, recipe_of(answers={"kind": "pairs"})).kind == "pairs"
-    assert AnswerProcessor.prepare(rows, recipe_of()).config.labels == 3
+    assert AnswerProcessor.prepare(rows, recipe_of()).config.labels.count == 3
     processor = AnswerProcessor.prepare(rows, recipe_of(answers={"kind": "pairs"}))
     with pytest.raises(DataError, match="no question with an answer is left to use"):
         processor.examples(rows_of([("a question", "")]), Report())

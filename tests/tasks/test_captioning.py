@@ -359,7 +359,7 @@ def test_a_model_folder_knows_how_pictures_are_prepared(predictor, tmp_path):
     assert again.processor.preprocessing == processor.preprocessing
     picture = rows_of("x")[0].values[0]
     assert again.predict(picture) == predictor.predict(picture)
-    config = processor.config.change(patch_rows=4)
+    config = processor.config.change(patches={"rows": 4})
     with pytest.raises(CheckpointError, match=r"has pictures of 12 × 20 pixels .* takes 16 × 20"):
         CaptionProcessor.load(folder, config, processor.settings)
     with pytest.raises(CheckpointError, match=r"settings of .* are invalid: decode\.beem: 'beem' is not known"):

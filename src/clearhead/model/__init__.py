@@ -1,6 +1,6 @@
 """Transformer models: encoder, decoder, both, classifiers, pictures to text; their configuration; checkpoints."""
 
-from clearhead.model.config import ModelConfig
+from clearhead.model.config import Labels, ModelConfig, Patches, Sound
 from clearhead.model.output_heads import Classifier, PooledEncoder, TokenClassifier
 from clearhead.model.patches import PatchEmbedding
 from clearhead.model.picture_to_text import PictureToText
@@ -15,12 +15,15 @@ __all__ = [
     "Decoder",
     "Encoder",
     "EncoderDecoder",
+    "Labels",
     "Model",
     "ModelConfig",
     "PatchEmbedding",
+    "Patches",
     "PictureToText",
     "PointerGenerator",
     "PooledEncoder",
+    "Sound",
     "SpeechModel",
     "TokenClassifier",
 ]

@@ -1,11 +1,12 @@
-"""ModelConfig: sizes and options of a model."""
+"""ModelConfig: sizes and options of a model. What belongs to one kind of input or output is a part of its own."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 from clearhead.errors import ConfigError
 from clearhead.formatting import suggest_name
@@ -21,6 +22,68 @@ CHOICES = {
 
 MOST_LAYERS = 1000
 MAY_BE_ZERO = ("segments", "ngrams", "patch_convolutions", "conv_blocks")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Base class of the parts of a ModelConfig. In a recipe's [model] their options begin with `prefix`."""
+
+    prefix: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        _check_fields(self, self.prefix)
+
+
+@dataclass(frozen=True)
+class Patches(Part):
+    """The pictures that an encoder takes, as a grid of patches."""
+
+    prefix = "patch_"
+
+    size: int  # pixels along a patch's side
+    rows: int
+    columns: int
+    convolutions: int = 0  # 3 × 3 convolutions at each halving down to patches; 0: patches are projected at once
+    positions: str = "learned"  # or "rotary": by row and column
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.convolutions and self.size & (self.size - 1):
+            raise ConfigError(
+                f"patch_convolutions halve a picture again and again, so patch_size must be a power of two, got "
+                f"{self.size}; choose another, or patch_convolutions=0"
+            )
+
+
+@dataclass(frozen=True)
+class Sound(Part):
+    """The spectrograms that an encoder takes, and the convolutions before its layers."""
+
+    prefix = "conv_"
+
+    bands: int  # mel bands of the spectrograms
+    stride: int = 4  # frames to one position of the encoder: 1, 2, 4, 8 or 16
+    channels: int = 32  # of the convolutions over time and bands
+    blocks: int = 2  # residual convolution blocks along time
+    kernel: int = 15  # positions that each block's convolution covers; an odd number
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stride not in (1, 2, 4, 8, 16):
+            raise ConfigError(f"conv_stride must be 1, 2, 4, 8 or 16, got {self.stride}")
+        if self.kernel % 2 == 0:
+            raise ConfigError(f"conv_kernel must be an odd number, got {self.kernel}")
+
+
+@dataclass(frozen=True)
+class Labels(Part):
+    """The labels that a model has scores for."""
+
+    prefix = ""
+
+    count: int
+    ngrams: int = 0  # of a Classifier: the longest run of tokens that has scores of its own; 0: only hidden states do
+    pooling: str = "mean"  # of a Classifier: all tokens; "first": the first one, through a layer (BERT's pooler)
 
 
 @dataclass(frozen=True)
@@ -58,17 +121,6 @@ class ModelConfig:
     encoder_window: int | None = None  # tokens that each token of an encoder sees to its left and right; None: all
     temperature: str = "fixed"
     cross_attention: bool = False  # of a Decoder; an EncoderDecoder's always has it
-    context_width: int | None = None  # width of the context of cross-attention; None: width
-    patch_size: int | None = None  # pixels along a patch's side, if the encoder takes pictures; None: it takes tokens
-    patch_rows: int | None = None  # of the grid of patches; the picture is patch_rows × patch_size pixels high
-    patch_columns: int | None = None
-    patch_convolutions: int = 0  # 3 × 3 convolutions at each halving down to patches; 0: patches are projected at once
-    patch_positions: str = "learned"  # of the encoder, if it takes pictures; the decoder's are `positions`
-    mel_bands: int | None = None  # of the spectrograms, if the encoder takes sound; None: it does not
-    conv_stride: int = 4  # frames of sound to one position of the encoder: 1, 2, 4, 8 or 16
-    conv_channels: int = 32  # of the convolutions over time and bands
-    conv_blocks: int = 2  # residual convolution blocks before the encoder's layers
-    conv_kernel: int = 15  # positions that each block's convolution covers; an odd number
     segments: int = 0  # kinds of segments (BERT's token types)
     embedding_norm: bool = False
     scale_embeddings: bool = True
@@ -76,31 +128,20 @@ class ModelConfig:
     logits_bias: bool = False
     logits_transform: bool = False  # BERT's layer before the vocabulary
     copying: bool = False  # of a PointerGenerator: tokens of the source may also be copied
-    labels: int | None = None  # of a Classifier or TokenClassifier: how many to choose from
-    ngrams: int = 0  # of a Classifier: runs of up to so many tokens have scores of their own; 0: only hidden states do
-    pooling: str = "mean"  # of a Classifier: the mean of all tokens, or the first one, through a layer (BERT's pooler)
     dropout: float = 0.1
     attention_dropout: float | None = None  # None: dropout
+    patches: Patches | None = None  # if the encoder takes pictures
+    sound: Sound | None = None  # if the encoder takes sound
+    labels: Labels | None = None  # if the model has scores for labels
 
     def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
-        for name in WHOLE:
-            value, least = getattr(self, name), 0 if name in MAY_BE_ZERO else 1
-            if value is not None and (type(value) is not int or value < least):
-                raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        _check_fields(self)
+        for name, kind in PARTS.items():
+            if not isinstance(getattr(self, name), (kind, type(None))):
+                raise ConfigError(f"{name} must be a {kind.__name__} or None, got {getattr(self, name)!r}")
         for name in ("layers", "decoder_layers"):
             if (getattr(self, name) or 0) > MOST_LAYERS:  # would build for minutes, until memory is full
                 raise ConfigError(f"{name} may be at most {MOST_LAYERS:,}, got {getattr(self, name):,}")
-        for name in YES_OR_NO:
-            if getattr(self, name) not in (True, False, None):
-                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        for name in NUMBERS:
-            value, limit = getattr(self, name), 1 if name.endswith("dropout") else math.inf
-            if value is not None and not (isinstance(value, Real) and 0 <= float(value) < limit):
-                wanted = "at least 0 and less than 1" if limit == 1 else "a finite number of at least 0"
-                raise ConfigError(f"{name} must be {wanted}, got {value!r}")
         if self.head_dim is None and self.width % self.heads:
             raise ConfigError(
                 f"a width of {self.width} does not split into {self.heads} heads; choose heads that divide it, "
@@ -111,24 +152,16 @@ class ModelConfig:
                 f"window = {self.window} limits all self-attention, encoder_window = {self.encoder_window} that of the "
                 "encoder; set only one of them"
             )
-        grid = {name: getattr(self, name) for name in ("patch_size", "patch_rows", "patch_columns")}
-        if len({value is None for value in grid.values()}) == 2:
-            missing = ", ".join(name for name, value in grid.items() if value is None)
-            raise ConfigError(f"patch_size, patch_rows and patch_columns are set together; missing: {missing}")
-        if self.conv_stride not in (1, 2, 4, 8, 16):
-            raise ConfigError(f"conv_stride must be 1, 2, 4, 8 or 16, got {self.conv_stride}")
-        if self.conv_kernel % 2 == 0:
-            raise ConfigError(f"conv_kernel must be an odd number, got {self.conv_kernel}")
-        if self.patch_convolutions and self.patch_size and self.patch_size & (self.patch_size - 1):
-            raise ConfigError(
-                f"patch_convolutions halve a picture again and again, so patch_size must be a power of two, got "
-                f"{self.patch_size}; choose another, or patch_convolutions=0"
-            )
         if self.heads % (self.kv_heads or self.heads):
             raise ConfigError(
                 f"{self.heads} query heads cannot share {self.kv_heads} key heads evenly; "
                 "make heads a multiple of kv_heads"
             )
+
+    @property
+    def label_count(self) -> int:
+        """The number of labels; 0 without an output head for them."""
+        return 0 if self.labels is None else self.labels.count
 
     @classmethod
     def named(cls, name: str, *, vocabulary: int, **changes: Any) -> ModelConfig:
@@ -138,25 +171,93 @@ class ModelConfig:
         return cls.from_dict({**NAMED[name], "vocabulary": vocabulary, **changes})
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+    def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
         """From plain values, such as a JSON file's; an unknown name is refused, and the nearest one suggested."""
-        known = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise ConfigError(f"ModelConfig has no {name!r}; {suggest_name(name, known)}")
-        return cls(**values)
+        _check_names("ModelConfig", FIELDS, values)
+        return cls(**{name: _make_part(name, value) if name in PARTS else value for name, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def change(self, **changes: Any) -> ModelConfig:
-        """A copy with some values changed."""
-        return self.from_dict({**self.to_dict(), **changes})
+        """A copy with some values changed. A dict changes values of a part.
+
+        >>> config = ModelConfig.named("tiny", vocabulary=1000, labels=Labels(3, pooling="first"))
+        >>> config.change(labels={"count": 7}).labels
+        Labels(count=7, ngrams=0, pooling='first')
+        """
+        values = self.to_dict()
+        for name, value in changes.items():
+            merges = isinstance(value, Mapping) and name in PARTS
+            values[name] = {**(values[name] or {}), **value} if merges else value
+        return self.from_dict(values)
 
 
-WHOLE = [field.name for field in fields(ModelConfig) if field.type in ("int", "int | None")]
-NUMBERS = [field.name for field in fields(ModelConfig) if field.type in ("float", "float | None")]
-YES_OR_NO = [field.name for field in fields(ModelConfig) if field.type in ("bool", "bool | None")]
+PARTS: dict[str, type[Part]] = {"patches": Patches, "sound": Sound, "labels": Labels}
+FIELDS = [field.name for field in fields(ModelConfig)]
+# The part and the field of options by their names in a recipe. Fields without a default are decided by the data.
+PART_OPTIONS = {
+    f"{kind.prefix}{field.name}": (part, field.name)
+    for part, kind in PARTS.items()
+    for field in fields(kind)
+    if field.default is not MISSING
+}
+
+
+def nest_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a recipe's [model] as changes of a ModelConfig: those of a part in a dict of their own.
+
+    >>> nest_options({"width": 64, "patch_convolutions": 2, "patch_positions": "rotary"})
+    {'width': 64, 'patches': {'convolutions': 2, 'positions': 'rotary'}}
+    """
+    _check_names("ModelConfig", [*(name for name in FIELDS if name not in PARTS), *PART_OPTIONS], options)
+    changes = {name: value for name, value in options.items() if name not in PART_OPTIONS}
+    for name, (part, field) in PART_OPTIONS.items():
+        if name in options:
+            changes.setdefault(part, {})[field] = options[name]
+    return changes
+
+
+def _make_part(name: str, value: Any) -> Any:
+    """A part of a ModelConfig from plain values; what is no mapping is left to the checks."""
+    if not isinstance(value, Mapping):
+        return value
+    kind = PARTS[name]
+    _check_names(name, [field.name for field in fields(kind)], value)
+    for field in fields(kind):
+        if field.default is MISSING and field.name not in value:
+            raise ConfigError(f"{name} has {', '.join(value)}, but no {field.name}; does this model have {name}?")
+    return kind(**value)
+
+
+def _check_names(owner: str, names: Sequence[str], values: Mapping[str, Any]) -> None:
+    for name in values:
+        if name not in names:
+            raise ConfigError(f"{owner} has no {name!r}; {suggest_name(name, names)}")
+
+
+def _check_fields(config: Any, prefix: str = "") -> None:
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if value is not None or "None" not in str(field.type):
+            _check_value(prefix + field.name, str(field.type), value)
+
+
+def _check_value(name: str, kind: str, value: Any) -> None:
+    if name in CHOICES and value not in CHOICES[name]:
+        raise ConfigError(f"{name} must be one of {', '.join(CHOICES[name])}, got {value!r}")
+    if kind.startswith("int"):
+        least = 0 if name in MAY_BE_ZERO else 1
+        if type(value) is not int or value < least:
+            raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    elif kind.startswith("float"):
+        limit = 1 if name.endswith("dropout") else math.inf
+        if not (isinstance(value, Real) and 0 <= float(value) < limit):
+            wanted = "at least 0 and less than 1" if limit == 1 else "a finite number of at least 0"
+            raise ConfigError(f"{name} must be {wanted}, got {value!r}")
+    elif kind.startswith("bool") and value not in (True, False):
+        raise ConfigError(f"{name} must be True or False, got {value!r}")
+
 
 NAMED: dict[str, dict[str, Any]] = {
     "classic": {},

@@ -26,7 +26,7 @@ from clearhead.attention.dropout import Dropout
 from clearhead.attention.masks import as_mask
 from clearhead.attention.positions import Turns
 from clearhead.errors import ShapeError
-from clearhead.model.config import ModelConfig
+from clearhead.model.config import ModelConfig, Patches
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -69,7 +69,7 @@ class Layer(nn.Module):
         self.self_attention = _attention(config, None, _positions_of_scores(config, causal))
         self.self_norm = norm(config)
         if cross:
-            self.cross_attention = _attention(config, config.context_width or config.width, None)
+            self.cross_attention = _attention(config, config.width, None)
             self.cross_norm = norm(config)
         self.feedforward = FeedForward(config)
         self.feedforward_norm = norm(config)
@@ -114,8 +114,8 @@ class Stack(nn.Module):
         super().__init__()
         self.config, self.causal, self.cross, self.checkpointing = config, causal, cross, False
         self.positions: Sinusoidal | Learned | Rotary | None = None
-        if config.patch_size is not None and not causal:
-            self.positions = _axial_rotary(config)
+        if config.patches is not None and not causal:
+            self.positions = _axial_rotary(config, config.patches)
         elif config.positions == "sinusoidal":
             self.positions = Sinusoidal(config.width)
         elif config.positions == "learned":
@@ -164,7 +164,7 @@ class Stack(nn.Module):
         if positions is None:
             positions = torch.arange(start, end, device=x.device)
         elif self.positions is None:
-            kind = "learned patch positions" if self.config.patch_size else f"positions={self.config.positions!r}"
+            kind = "learned patch positions" if self.config.patches else f"positions={self.config.positions!r}"
             raise ShapeError(f"positions= has no effect in a model with {kind}; omit it")
         turns = self.positions(positions, x.dtype) if isinstance(self.positions, Rotary) else None
         if isinstance(self.positions, Sinusoidal):
@@ -226,8 +226,8 @@ def _attention(
 
 
 def _positions_of_scores(config: ModelConfig, causal: bool) -> Rotary | Alibi | Relative | None:
-    if config.patch_size is not None and not causal:
-        return _axial_rotary(config)
+    if config.patches is not None and not causal:
+        return _axial_rotary(config, config.patches)
     if config.positions == "rotary":
         return _rotary(config)
     if config.positions == "alibi":
@@ -237,12 +237,11 @@ def _positions_of_scores(config: ModelConfig, causal: bool) -> Rotary | Alibi | 
     return None
 
 
-def _axial_rotary(config: ModelConfig) -> AxialRotary | None:
+def _axial_rotary(config: ModelConfig, patches: Patches) -> AxialRotary | None:
     """The positions of an encoder of patches; None if they were added to the vectors (`PatchEmbedding`)."""
-    if config.patch_positions != "rotary":
+    if patches.positions != "rotary":
         return None
-    assert config.patch_columns is not None, "ModelConfig checks it"
-    return AxialRotary(config.head_dim or config.width // config.heads, config.patch_columns)
+    return AxialRotary(config.head_dim or config.width // config.heads, patches.columns)
 
 
 def _rotary(config: ModelConfig) -> Rotary:

@@ -30,7 +30,7 @@ def mean_pool(
 
 
 class _LabelledEncoder(Encoder):
-    """Base class of encoders with scores for `config.labels` labels."""
+    """Base class of encoders with scores for labels."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -43,7 +43,7 @@ class _LabelledEncoder(Encoder):
                 "at their defaults"
             )
         self.dropout = nn.Dropout(config.dropout)
-        self.to_labels = nn.Linear(config.width, config.labels)
+        self.to_labels = nn.Linear(config.width, config.labels.count)
         nn.init.xavier_uniform_(self.to_labels.weight)
         nn.init.zeros_(self.to_labels.bias)
 
@@ -76,13 +76,13 @@ class NgramScores(nn.Module):
 
 
 class Classifier(_LabelledEncoder):
-    """An encoder with one score for each of `config.labels`, from the mean of its hidden states.
+    """An encoder with one score for each label, from the mean of its hidden states.
 
     With `pooling="first"` it scores the first hidden state, after a layer with tanh, as BERT does. With `ngrams` it
     adds scores of the tokens themselves.
 
     >>> from clearhead.attention import Mask
-    >>> model = Classifier(ModelConfig.named("tiny", vocabulary=11, labels=3)).eval()
+    >>> model = Classifier(ModelConfig.named("tiny", vocabulary=11, labels={"count": 3})).eval()
     >>> tokens, lengths = torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]]), torch.tensor([3, 4])
     >>> model.label_scores(model(tokens, mask=Mask.padding(lengths)), lengths).shape
     torch.Size([2, 3])
@@ -90,11 +90,13 @@ class Classifier(_LabelledEncoder):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.pooler = nn.Linear(config.width, config.width) if config.pooling == "first" else None
+        labels = config.labels
+        assert labels is not None, "the base class refuses that"
+        self.pooler = nn.Linear(config.width, config.width) if labels.pooling == "first" else None
         if self.pooler is not None:
             nn.init.xavier_uniform_(self.pooler.weight)
             nn.init.zeros_(self.pooler.bias)
-        self.ngrams = NgramScores(config.ngrams, self.to_labels.out_features) if config.ngrams else None
+        self.ngrams = NgramScores(labels.ngrams, labels.count) if labels.ngrams else None
         if self.ngrams is not None:  # random scores of hidden states would only disturb at first
             nn.init.zeros_(self.to_labels.weight)
 
@@ -126,9 +128,9 @@ class Classifier(_LabelledEncoder):
 
 
 class TokenClassifier(_LabelledEncoder):
-    """An encoder with one score for each of `config.labels`, for every token.
+    """An encoder with one score for each label, for every token.
 
-    >>> model = TokenClassifier(ModelConfig.named("tiny", vocabulary=11, labels=3)).eval()
+    >>> model = TokenClassifier(ModelConfig.named("tiny", vocabulary=11, labels={"count": 3})).eval()
     >>> model.label_scores(model(torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]]))).shape
     torch.Size([2, 4, 3])
     """
@@ -143,7 +145,7 @@ class PooledEncoder(Encoder):
     """An encoder that gives one vector for a whole text; with `labels` in its config it scores labels, too.
 
     >>> from clearhead.attention import Mask
-    >>> model = PooledEncoder(ModelConfig.named("tiny", vocabulary=11, labels=3)).eval()
+    >>> model = PooledEncoder(ModelConfig.named("tiny", vocabulary=11, labels={"count": 3})).eval()
     >>> tokens, lengths = torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]]), torch.tensor([3, 4])
     >>> vectors = model.pool(model(tokens, mask=Mask.padding(lengths)), lengths)
     >>> vectors.shape, model.label_scores(vectors).shape
@@ -158,7 +160,7 @@ class PooledEncoder(Encoder):
                 "logits_transform at their defaults"
             )
         self.dropout = nn.Dropout(config.dropout)
-        self.to_labels = None if config.labels is None else nn.Linear(config.width, config.labels)
+        self.to_labels = None if config.labels is None else nn.Linear(config.width, config.labels.count)
         if self.to_labels is not None:
             nn.init.xavier_uniform_(self.to_labels.weight)
             nn.init.zeros_(self.to_labels.bias)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.model.config import ModelConfig
+from clearhead.model.config import ModelConfig, Patches
 
 GROUP = 8  # features of a group norm's group
 
@@ -17,19 +17,18 @@ class ConvolutionStem(nn.Module):
     """Convolutions that halve a picture until a pixel of the result stands for a patch (Xiao 2021).
 
     Each halving is a 3 × 3 convolution of stride 2 that doubles the features, up to the model's width, followed by
-    residual ones where `patch_convolutions` is more than 1. Group norms keep pictures of a batch independent.
+    residual ones where `patches.convolutions` is more than 1. Group norms keep pictures of a batch independent.
     """
 
-    def __init__(self, config: ModelConfig, channels: int) -> None:
+    def __init__(self, patches: Patches, width: int, channels: int) -> None:
         super().__init__()
-        assert config.patch_size is not None, "PatchEmbedding checks it"
-        halvings = config.patch_size.bit_length() - 1
-        sizes = [max(GROUP, (config.width >> left) // GROUP * GROUP) for left in reversed(range(halvings))]
+        halvings = patches.size.bit_length() - 1
+        sizes = [max(GROUP, (width >> left) // GROUP * GROUP) for left in reversed(range(halvings))]
         self.features = sizes[-1] if sizes else channels
         blocks = list[nn.Module]()
         for size in sizes:
             blocks.append(ConvolutionBlock(channels, size, stride=2))
-            blocks += [ConvolutionBlock(size, size) for _ in range(config.patch_convolutions - 1)]
+            blocks += [ConvolutionBlock(size, size) for _ in range(patches.convolutions - 1)]
             channels = size
         self.blocks = nn.Sequential(*blocks)
 
@@ -65,14 +64,14 @@ class ConvolutionBlock(nn.Module):
 class PatchEmbedding(nn.Module):
     """One vector for each square patch of a picture, row by row from the top left: what `Encoder(vectors=…)` takes.
 
-    A ModelConfig with `patch_size`, `patch_rows` and `patch_columns` says which pictures: all have that size. With
-    `patch_positions="learned"` a vector of the patch's row and one of its column are added here; with `"rotary"` the
-    encoder rotates queries and keys by both (`AxialRotary`). The encoder adds no other positions. With
-    `patch_convolutions` the patches are what convolutions make of the picture: they see a little of their neighbours.
+    A ModelConfig with `patches` says which pictures: all have that size. With `positions="learned"` there a vector of
+    the patch's row and one of its column are added here; with `"rotary"` the encoder rotates queries and keys by both
+    (`AxialRotary`). The encoder adds no other positions. With `convolutions` the patches are what convolutions make
+    of the picture: they see a little of their neighbours.
 
     >>> import torch
     >>> from clearhead.model import Encoder
-    >>> config = ModelConfig.named("tiny", vocabulary=11, patch_size=4, patch_rows=2, patch_columns=3)
+    >>> config = ModelConfig.named("tiny", vocabulary=11, patches=Patches(size=4, rows=2, columns=3))
     >>> patches, encoder = PatchEmbedding(config), Encoder(config)
     >>> vectors = patches(torch.rand(5, 3, 8, 12))
     >>> vectors.shape, encoder(vectors=vectors).shape
@@ -81,14 +80,15 @@ class PatchEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig, channels: int = 3) -> None:
         super().__init__()
-        if config.patch_size is None or config.patch_rows is None or config.patch_columns is None:
-            raise ConfigError("a PatchEmbedding needs patch_size, patch_rows and patch_columns in its ModelConfig")
-        self.size, self.rows, self.columns = config.patch_size, config.patch_rows, config.patch_columns
+        patches = config.patches
+        if patches is None:
+            raise ConfigError("a PatchEmbedding needs patches in its ModelConfig")
+        self.size, self.rows, self.columns = patches.size, patches.rows, patches.columns
         self.channels, self.scaled = channels, config.scale_embeddings
-        self.convolutions = ConvolutionStem(config, channels) if config.patch_convolutions else None
+        self.convolutions = ConvolutionStem(patches, config.width, channels) if patches.convolutions else None
         features = channels * self.size**2 if self.convolutions is None else self.convolutions.features
         self.projection = nn.Linear(features, config.width)
-        learned = config.patch_positions == "learned"
+        learned = patches.positions == "learned"
         self.row_positions = nn.Embedding(self.rows, config.width) if learned else None
         self.column_positions = nn.Embedding(self.columns, config.width) if learned else None
         self.reset_parameters()
@@ -132,7 +132,7 @@ class PatchEmbedding(nn.Module):
     def patch_box(self, patch: int) -> tuple[int, int, int, int]:
         """Left, top, right and bottom of a patch in pixels, the last two exclusive; to draw it on the picture.
 
-        >>> config = ModelConfig.named("tiny", vocabulary=11, patch_size=4, patch_rows=2, patch_columns=3)
+        >>> config = ModelConfig.named("tiny", vocabulary=11, patches=Patches(4, rows=2, columns=3))
         >>> PatchEmbedding(config).patch_box(5)
         (8, 4, 12, 8)
         """

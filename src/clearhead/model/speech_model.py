@@ -29,14 +29,13 @@ def count_positions(frames: int, stride: int) -> int:
 class ConvolutionBlock(nn.Module):
     """A residual block along time: depthwise convolution, norm, and two projections (as ConvNeXt, Liu et al. 2022)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, width: int, kernel: int, dropout: float) -> None:
         super().__init__()
-        width, kernel = config.width, config.conv_kernel
         self.depthwise = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=width)
         self.norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, EXPANSION * width)
         self.down = nn.Linear(EXPANSION * width, width)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self, x: Float[Tensor, "batch positions width"], lengths: Int[Tensor, " batch"]
@@ -47,12 +46,12 @@ class ConvolutionBlock(nn.Module):
 
 
 class SoundFrontEnd(nn.Module):
-    """Spectrograms to vectors, one for every `conv_stride` frames: what `Encoder(vectors=…)` takes.
+    """Spectrograms to vectors, one for every `sound.stride` frames: what `Encoder(vectors=…)` takes.
 
     Two or more 3 × 3 convolutions with stride 2 over time and bands, a projection to the model's width, and
-    `conv_blocks` residual blocks along time. What a sound gives does not depend on its padding.
+    `sound.blocks` residual blocks along time. What a sound gives does not depend on its padding.
 
-    >>> config = ModelConfig.named("tiny", vocabulary=11, mel_bands=40)
+    >>> config = ModelConfig.named("tiny", vocabulary=11, sound={"bands": 40})
     >>> vectors, lengths = SoundFrontEnd(config)(torch.randn(2, 9, 40), torch.tensor([9, 5]))
     >>> vectors.shape, lengths
     (torch.Size([2, 3, 128]), tensor([3, 2]))
@@ -60,10 +59,11 @@ class SoundFrontEnd(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        if config.mel_bands is None:
-            raise ConfigError("a SoundFrontEnd needs mel_bands in its ModelConfig")
-        halvings = config.conv_stride.bit_length() - 1
-        self.bands, channels, height = config.mel_bands, config.conv_channels, config.mel_bands
+        sound = config.sound
+        if sound is None:
+            raise ConfigError("a SoundFrontEnd needs sound in its ModelConfig")
+        halvings = sound.stride.bit_length() - 1
+        self.bands, channels, height = sound.bands, sound.channels, sound.bands
         self.strides = [2 if number < halvings else 1 for number in range(max(2, halvings))]
         layers = []
         for number, stride in enumerate(self.strides):
@@ -71,7 +71,8 @@ class SoundFrontEnd(nn.Module):
             height = -(-height // 2)
         self.convolutions = nn.ModuleList(layers)
         self.projection = nn.Linear(channels * height, config.width)
-        self.blocks = nn.ModuleList(ConvolutionBlock(config) for _ in range(config.conv_blocks))
+        blocks = (ConvolutionBlock(config.width, sound.kernel, config.dropout) for _ in range(sound.blocks))
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(config.width)
         self.reset_parameters()
 
@@ -110,7 +111,7 @@ class SpeechModel(EncoderDecoder):
 
     CTC's labels are the tokens of the vocabulary; its blank is the padding token, which no text has.
 
-    >>> model = SpeechModel(ModelConfig.named("tiny", vocabulary=11, mel_bands=40)).eval()
+    >>> model = SpeechModel(ModelConfig.named("tiny", vocabulary=11, sound={"bands": 40})).eval()
     >>> sound, lengths = torch.randn(2, 17, 40), torch.tensor([17, 8])
     >>> context, positions = model.encode_sound(sound, lengths)
     >>> model.ctc_log_probs(context).shape, positions

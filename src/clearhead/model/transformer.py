@@ -94,9 +94,9 @@ class _Model(nn.Module):
 
     def _refuse_tokens_of_pictures(self, tokens: Tensor | None) -> None:
         """Raises ShapeError for tokens where the encoder takes patches: it would know no positions of tokens."""
-        if tokens is not None and self.config.patch_size is not None:
+        if tokens is not None and self.config.patches is not None:
             raise ShapeError(
-                f"this encoder takes pictures (patch_size={self.config.patch_size}), not tokens; "
+                f"this encoder takes pictures (patch_size={self.config.patches.size}), not tokens; "
                 "pass a PatchEmbedding's output as vectors="
             )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
 from clearhead.model import ModelConfig
+from clearhead.model.config import PARTS
 
 if TYPE_CHECKING:
     from clearhead.text import Tokenizer
@@ -46,17 +47,17 @@ class Pretrained:
         """The stacks of layers that it has: "encoder", "decoder" or both."""
         return tuple(stack for stack in STACKS if any(name.startswith(f"{stack}.layers.") for name in self.tensors))
 
-    def adapt_config(self, stacks: Sequence[str], *, predicts_tokens: bool) -> ModelConfig:
-        """Its configuration for a model with these stacks, which may be others than its own.
+    def adapt_config(self, stacks: Sequence[str], *, predicts_tokens: bool, parts: Collection[str] = ()) -> ModelConfig:
+        """Its configuration for a model with these stacks and parts, which may be others than its own.
 
         A decoder alone has as many layers as its decoder had. Scores over the vocabulary are taken over where the
         same stack gives them; a model without them needs none of their parts.
         """
         config, own = self.config, self.stacks
-        changes: dict[str, object] = {"labels": None, **dict.fromkeys(("patch_size", "patch_rows", "patch_columns"))}
+        changes: dict[str, object] = {part: None for part in PARTS if part not in parts}
         decoder_layers = config.layers if config.decoder_layers is None else config.decoder_layers
         if tuple(stacks) == ("decoder",):
-            changes |= {"decoder_layers": None, "cross_attention": False, "context_width": None}
+            changes |= {"decoder_layers": None, "cross_attention": False}
             changes["layers"] = decoder_layers if "decoder" in own else config.layers
         elif "decoder" in stacks and "decoder" in own:
             changes["decoder_layers"] = decoder_layers

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from clearhead.model import ModelConfig
+from clearhead.model.config import nest_options
 from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.settings import TaskRecipe
 
@@ -81,6 +82,8 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
     default_shape: ClassVar[str] = "classic"  # of a recipe whose [model] has no shape
     predicts_tokens: ClassVar[bool] = False  # whether its model has scores over the vocabulary
     stacks: ClassVar[tuple[str, ...]] = ("encoder",)  # the stacks of layers of its model, in this order
+    # Placeholders for sizes that the data decide, while the recipe is checked before the data are read.
+    placeholder_sizes: ClassVar[Mapping[str, Any]] = {"vocabulary": 1}
     inputs: TextInputs = TextInputs()
     config: ModelConfig
     # Of the inputs, which a model that starts from these weights takes over; None if there is none for all texts.
@@ -142,19 +145,22 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
         """A new model with random weights and the task's output head; the only place where one is made."""
 
     @classmethod
-    def make_config(cls, recipe: RecipeT, start: Pretrained | None = None, **sizes: int) -> ModelConfig:
+    def make_config(cls, recipe: RecipeT, start: Pretrained | None = None, **sizes: Any) -> ModelConfig:
         """The model that a recipe's [model] describes, with the sizes that the data decide.
 
         With trained weights to `start` from, their model with the recipe's changes, such as another dropout.
         """
-        changes = dict(recipe.model)
-        if start is not None:
-            config = start.adapt_config(cls.stacks, predicts_tokens=cls.predicts_tokens)
+        options = dict(recipe.model)
+        shape = str(options.pop("shape", cls.default_shape))
+        if start is None:
+            config = ModelConfig.named(shape, **sizes)
+        else:
+            config = start.adapt_config(cls.stacks, predicts_tokens=cls.predicts_tokens, parts=sizes.keys())
             if cls.stacks == ("decoder",) == start.stacks:
                 # Some checkpoints have scores for more tokens than their tokenizer: they stay, so that logits do.
                 sizes["vocabulary"] = max(sizes["vocabulary"], config.vocabulary)
-            return config.change(**{**sizes, **changes})
-        return ModelConfig.named(str(changes.pop("shape", cls.default_shape)), **{**sizes, **changes})
+            config = config.change(**sizes)
+        return config.change(**nest_options(options))
 
     # Model folder
 

@@ -120,7 +120,7 @@ class Recipe(TaskRecipe):
                 "model.shape: the weights in train.init_from decide that; leave it out (--set model={} empties [model])"
             )
         try:
-            config = self.kind.processor.make_config(self, vocabulary=1)
+            config = self.kind.processor.make_config(self, **self.kind.processor.placeholder_sizes)
         except (ConfigError, TypeError) as error:
             raise ValueError(f"model: {error}") from None
         if self.train.init_from is None and (problem := find_position_problem(self, config)):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from clearhead.errors import CheckpointError
-from clearhead.model.config import ModelConfig
+from clearhead.model.config import Labels, ModelConfig
 from clearhead.model.huggingface.config_json import HuggingFaceConfig
 from clearhead.model.huggingface.mapping import (
     CheckpointMapping,
@@ -44,8 +44,7 @@ def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> Checkp
     tied = settings.read_bool("tie_word_embeddings", True)
     task, labels = _read_task(settings, names)
     config = settings.make_config(
-        labels=labels,
-        pooling="first" if task is Classifier else "mean",
+        labels=None if labels is None else Labels(labels, pooling="first" if task is Classifier else "mean"),
         vocabulary=settings.read_int("vocab_size"),
         width=settings.read_int("hidden_size"),
         heads=settings.read_int("num_attention_heads"),
@@ -93,7 +92,7 @@ def map_label_head(config: ModelConfig, pooler: str, classifier: str) -> Iterato
     """The layers of a Classifier or TokenClassifier; none for an Encoder."""
     if config.labels is None:
         return
-    if config.pooling == "first":
+    if config.labels.pooling == "first":
         yield from map_linear_in("pooler", pooler)
     else:
         classifier = "classifier"

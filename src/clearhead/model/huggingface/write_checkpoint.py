@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import CheckpointError
-from clearhead.model.config import ModelConfig
+from clearhead.model.config import Labels, ModelConfig
 from clearhead.model.huggingface import bert, gpt2, llama, marian
 from clearhead.model.huggingface.checkpoint_files import write
 from clearhead.model.huggingface.mapping import Model, ParameterMapping
@@ -30,7 +30,8 @@ COMMON = {
     "attention_bias": True,
     "window": None,
     "encoder_window": None,
-    "patch_size": None,
+    "patches": None,
+    "sound": None,
     "temperature": "fixed",
 }
 BERT = {**COMMON, "positions": "learned", "embedding_norm": True, "scale_embeddings": False}
@@ -103,8 +104,7 @@ def _convert_bert(model: Encoder, labels: Sequence[str]) -> tuple[dict[str, Any]
     architecture = "BertForMaskedLM" if masked else "BertModel"
     if isinstance(model, (Classifier, TokenClassifier)):
         whole = isinstance(model, Classifier)
-        required["ngrams"] = 0
-        required["pooling"] = "first" if whole else "mean"
+        required["labels"] = Labels(config.label_count, pooling="first" if whole else "mean")
         architecture = "BertForSequenceClassification" if whole else "BertForTokenClassification"
     elif isinstance(model, PooledEncoder) and config.labels is not None:
         raise CheckpointError("BERT cannot hold the label scores of a PooledEncoder; use Classifier, pooling='first'")
@@ -146,9 +146,10 @@ def _convert_bert(model: Encoder, labels: Sequence[str]) -> tuple[dict[str, Any]
 def _name_labels(config: ModelConfig, labels: Sequence[str]) -> dict[str, Any]:
     if config.labels is None:
         return {}
-    names = list(labels) or [f"LABEL_{number}" for number in range(config.labels)]
-    if len(names) != config.labels:
-        raise CheckpointError(f"labels= names {len(names)} labels, but the model has {config.labels}")
+    count = config.label_count
+    names = list(labels) or [f"LABEL_{number}" for number in range(count)]
+    if len(names) != count:
+        raise CheckpointError(f"labels= names {len(names)} labels, but the model has {count}")
     return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
 
 
@@ -211,10 +212,9 @@ def _check_expressible(
     `own_sizes` are those of heads where the format has a setting for them; else they follow from the width.
     """
     filled = {
-        **config.to_dict(),
+        **vars(config),
         "final_norm": config.norm_first if config.final_norm is None else config.final_norm,
         "attention_bias": config.bias if config.attention_bias is None else config.attention_bias,
-        "context_width": config.context_width or config.width,
         "kv_heads": config.kv_heads or config.heads,
         "head_dim": config.head_dim or config.width // config.heads,
     }
@@ -224,7 +224,6 @@ def _check_expressible(
         "kv_heads": config.heads,
         "head_dim": plain,
         "value_head_dim": plain,
-        "context_width": config.width,
         **own_sizes,
     }
     lacks = [f"{key}={filled[key]!r}" for key, value in {**required, **sizes}.items() if filled[key] != value]

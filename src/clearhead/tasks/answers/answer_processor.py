@@ -84,7 +84,7 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
         texts = (text for pair in pairs for text in (pair if kind == "pairs" else pair[:1]))
         tokenizer = recipe.text.make_tokenizer(texts, start)
         config = cls.make_config(recipe, start, vocabulary=tokenizer.size)
-        config = config.change(labels=len(answers) if kind == "intents" else None)
+        config = config.change(labels={"count": len(answers)} if kind == "intents" else None)
         return cls(tokenizer, sorted(answers) if kind == "intents" else [], config, kind=kind)
 
     def configure(self, recipe: AnswersRecipe) -> None:
@@ -200,10 +200,10 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
                 processor.finder.calibration = Calibration.from_json(settings["calibration"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the settings of {folder} are not those of answers: {error!r:.200}") from None
-        if tokenizer.size != config.vocabulary or (config.labels or 0) != len(labels):
+        if (len(labels), tokenizer.size) != (config.label_count, config.vocabulary):
             raise CheckpointError(
-                f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, but its model {config.labels} and "
-                f"{config.vocabulary}; copy the folder again"
+                f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, but its model "
+                f"{config.label_count} and {config.vocabulary}; copy the folder again"
             )
         processor.finder.load(folder)
         return processor

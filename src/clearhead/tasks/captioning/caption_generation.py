@@ -73,9 +73,9 @@ class CaptionTracer(GenerationTracer[CaptionAnswerer]):
         self, name: str, picture: UInt8[Tensor, "3 height width"], target: list[int], text: str, **fields: Any
     ) -> Trace:
         processor = self.answerer.processor
-        start, end, config = processor.target.start, processor.target.end, processor.config
+        start, end = processor.target.start, processor.target.end
         pixels = picture.permute(1, 2, 0).contiguous().numpy()
-        media = PictureInput(pixels, config.patch_rows or 0, config.patch_columns or 0, name)
+        media = PictureInput(pixels, processor.grid.rows, processor.grid.columns, name)
         reads = {"source": list(range(processor.patches)), "target": [start, *target]}
         return Trace(reads, [*target, end], text, media=media, **fields)
 
@@ -94,5 +94,5 @@ class CaptionTracer(GenerationTracer[CaptionAnswerer]):
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
         if kind != "source":
             return super().pieces(kind, numbers)
-        columns = self.answerer.processor.config.patch_columns or 1
+        columns = self.answerer.processor.grid.columns
         return [f"r{number // columns} c{number % columns}" for number in numbers]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.images import Preprocessing
-from clearhead.model import ModelConfig, PictureToText
+from clearhead.model import ModelConfig, Patches, PictureToText
 from clearhead.storage import check_format, read_json, write_json
 from clearhead.tasks.captioning.caption_examples import CaptionExamples, Captions
 from clearhead.tasks.captioning.caption_settings import CaptionDecode, CaptionRecipe
@@ -93,9 +93,15 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
         return self.inputs.find_problem(row)
 
     @property
+    def grid(self) -> Patches:
+        """The patches of a picture."""
+        assert self.config.patches is not None, "make_config and load give them"
+        return self.config.patches
+
+    @property
     def patches(self) -> int:
         """How many patches a picture has."""
-        return (self.config.patch_rows or 0) * (self.config.patch_columns or 0)
+        return self.grid.rows * self.grid.columns
 
     def normalise(
         self, pictures: UInt8[Tensor, "batch 3 height width"], device: torch.device
@@ -106,12 +112,12 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
     # Model
 
     @classmethod
-    def make_config(cls, recipe: CaptionRecipe, start: Pretrained | None = None, **sizes: int) -> ModelConfig:
+    def make_config(cls, recipe: CaptionRecipe, start: Pretrained | None = None, **sizes: Any) -> ModelConfig:
         """The model of a recipe with the grid of patches of its [picture]."""
         picture = recipe.picture
         rows, columns = picture.height // picture.patch, picture.width // picture.patch
-        grid = {"patch_size": picture.patch, "patch_rows": rows, "patch_columns": columns}
-        return super().make_config(recipe, start, **sizes, **grid)
+        grid = {"size": picture.patch, "rows": rows, "columns": columns}
+        return super().make_config(recipe, start, **sizes, patches=grid)
 
     def build(self) -> PictureToText:
         return PictureToText(self.config)
@@ -135,8 +141,9 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
         except ConfigError as error:
             raise CheckpointError(f"the settings of {folder} are invalid: decode.{error}") from None
         target, preprocessing = Tokenizer.load(folder), read_preprocessing(folder / PREPROCESSING)
-        grid = config.patch_rows or 0, config.patch_columns or 0
-        height, width = (count * (config.patch_size or 0) for count in grid)
+        if (grid := config.patches) is None:
+            raise CheckpointError(f"{folder} holds a model that takes no pictures; copy the folder again")
+        height, width = grid.rows * grid.size, grid.columns * grid.size
         if (preprocessing.height, preprocessing.width, target.size) != (height, width, config.vocabulary):
             raise CheckpointError(
                 f"{folder} has pictures of {preprocessing.height} × {preprocessing.width} pixels and {target.size} "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -52,6 +52,7 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
     added_tokens = 2
     tokenizer: Tokenizer
     default_shape = "tiny"
+    placeholder_sizes: ClassVar = {"vocabulary": 1, "labels": {"count": 1}}
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
         if start is not None and set(start.labels) == set(counts):  # its output head is taken, too
             counts = {label: counts[label] for label in start.labels}
         tokenizer = recipe.text.make_tokenizer((text for row in rows for text in row.values[:-1]), start)
-        sizes = {"vocabulary": tokenizer.size, "labels": len(counts)}
+        sizes: dict[str, Any] = {"vocabulary": tokenizer.size, "labels": {"count": len(counts)}}
         if pairs and start is None:
             sizes["segments"] = 2
         config = cls.make_config(recipe, start, **sizes)
@@ -211,10 +212,10 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
         labels, tokenizer = settings.get("labels"), Tokenizer.load(folder)
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
             raise CheckpointError(f"the settings of {folder} have no list of labels: {labels!r:.60}")
-        if (len(labels), tokenizer.size) != (config.labels, config.vocabulary):
+        if (len(labels), tokenizer.size) != (config.label_count, config.vocabulary):
             raise CheckpointError(
-                f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, but its model {config.labels} and "
-                f"{config.vocabulary}; copy the folder again"
+                f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, but its model "
+                f"{config.label_count} and {config.vocabulary}; copy the folder again"
             )
         names = tuple(settings.get("label_names", ()))
         column = LabelColumn(settings.get("multi_label", False), settings.get("label_separator", ","), names)

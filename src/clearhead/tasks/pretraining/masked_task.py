@@ -67,7 +67,7 @@ class MaskedProcessor(DocumentProcessor[PretrainingRecipe, MaskedTexts]):
         return cls(tokenizer, config, recipe.data.longest, recipe.masking, recipe.data.documents)
 
     @classmethod
-    def make_config(cls, recipe: PretrainingRecipe, start: Pretrained | None = None, **sizes: int) -> ModelConfig:
+    def make_config(cls, recipe: PretrainingRecipe, start: Pretrained | None = None, **sizes: Any) -> ModelConfig:
         """As of other tasks; the head over the vocabulary has a layer and a bias of its own, as BERT's has."""
         config = super().make_config(recipe, start, **sizes)
         head = {key: True for key in ("logits_bias", "logits_transform") if key not in recipe.model}

@@ -55,8 +55,7 @@ class Tagger(TokenClassifier):
 
     def __init__(self, config: ModelConfig, *, crf: bool = False, cases: bool = False, convolutions: int = 0) -> None:
         super().__init__(config)
-        labels = config.labels
-        assert labels is not None
+        labels = config.label_count
         self.first_tag = nn.Parameter(torch.zeros(labels)) if crf else None
         self.next_tag = nn.Parameter(torch.zeros(labels, labels)) if crf else None
         self.last_tag = nn.Parameter(torch.zeros(labels)) if crf else None
@@ -145,7 +144,7 @@ def score_words(model: Tagger, sentences: Sequence[Sequence[WindowTokens]], *, p
         for place, row, window in zip(places, scores, some, strict=True):
             found[place] = row[: len(window.words)]
     parts = iter(found)
-    none = torch.empty(0, model.config.labels or 0)
+    none = torch.empty(0, model.config.label_count)
     return [torch.cat([none, *(next(parts) for window in sentence if window.words)]) for sentence in sentences]
 
 

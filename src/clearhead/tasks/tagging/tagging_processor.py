@@ -85,7 +85,7 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
             labels = list(start.labels)  # in their order, so that the output head can be taken over, too
         words = [word for sentence in sentences for word in sentence.word_texts()]
         tokenizer = recipe.text.make_tokenizer(words, start)
-        config = cls.make_config(recipe, start, vocabulary=tokenizer.size, labels=len(labels))
+        config = cls.make_config(recipe, start, vocabulary=tokenizer.size, labels={"count": len(labels)})
         settings = {
             "labels": labels,
             "tags": recipe.loss.tags,
@@ -165,9 +165,9 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
         tokenizer = Tokenizer.load(folder)
         check_settings(folder, settings)
         tags = len(settings["labels"])
-        if (tags, tokenizer.size) != (config.labels, config.vocabulary):
+        if (tags, tokenizer.size) != (config.label_count, config.vocabulary):
             raise CheckpointError(
-                f"{folder} has {tags} tags and {tokenizer.size} tokens, but its model {config.labels} and "
+                f"{folder} has {tags} tags and {tokenizer.size} tokens, but its model {config.label_count} and "
                 f"{config.vocabulary}; copy the folder again"
             )
         return cls(tokenizer, config, settings)

@@ -67,7 +67,7 @@ class TranscriptionGeneration(Generation[TranscriptionProcessor, Any, Stretch]):
         return len(part.frames)
 
     def output_limit(self, part: Stretch) -> int:
-        return count_positions(len(part.frames), self.processor.config.conv_stride) + 2
+        return count_positions(len(part.frames), self.processor.stride) + 2
 
     def has_looped(self, hypothesis: Hypothesis, part: Stretch) -> bool:
         """People repeat themselves, above all in numbers: only an output without an end has looped."""

@@ -60,7 +60,7 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
         import_jiwer()  # which the scores need: better refused now than after the last step
         log_mel = LogMelSettings(**recipe.sound.model_dump())
         target = recipe.text.train_tokenizer(str(row.values[1]) for row in rows)
-        config = cls.make_config(recipe, None, vocabulary=target.size, mel_bands=log_mel.mels)
+        config = cls.make_config(recipe, None, vocabulary=target.size)
         return cls(target, config, log_mel, recipe.decode)
 
     def configure(self, recipe: TranscriptionRecipe) -> None:
@@ -87,8 +87,19 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
 
     # Model
 
+    @classmethod
+    def make_config(cls, recipe: TranscriptionRecipe, start: Pretrained | None = None, **sizes: Any) -> ModelConfig:
+        """The model of a recipe with the mel bands of its [sound]."""
+        return super().make_config(recipe, start, **sizes, sound={"bands": recipe.sound.mels})
+
     def build(self) -> SpeechModel:
         return SpeechModel(self.config)
+
+    @property
+    def stride(self) -> int:
+        """Frames to one position of the encoder."""
+        assert self.config.sound is not None, "make_config and load give it"
+        return self.config.sound.stride
 
     @property
     def blank(self) -> int:
@@ -102,7 +113,7 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
         """When frames are, and positions of the encoder: a frame stands for one hop, amid its window."""
         hop = self.log_mel.hop_samples / self.log_mel.rate
         first = self.log_mel.frame_seconds(0) - hop / 2 - self.decode.padding_seconds
-        return FrameTimes(first, hop, self.config.conv_stride)
+        return FrameTimes(first, hop, self.stride)
 
     def time_words(self, part: SpokenPart) -> list[TimedWord] | None:
         """The words of a part with their times; None if CTC cannot align them."""
@@ -128,10 +139,11 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
         except ConfigError as error:
             raise CheckpointError(f"the settings of {folder} are invalid: {error}") from None
         target = Tokenizer.load(folder)
-        if target.size != config.vocabulary or log_mel.mels != config.mel_bands:
+        bands = None if config.sound is None else config.sound.bands
+        if target.size != config.vocabulary or log_mel.mels != bands:
             raise CheckpointError(
                 f"{folder} has {target.size} tokens and {log_mel.mels} bands, but its model {config.vocabulary} and "
-                f"{config.mel_bands}; copy the folder again"
+                f"{bands}; copy the folder again"
             )
         return cls(target, config, log_mel, decode)
 
@@ -149,5 +161,5 @@ def find_misfit(
         return f"longer than {recipe.data.longest_seconds:g} s"
     fastest = 1.0 if recipe is None else max(recipe.augmentation.speeds)
     repeats = sum(token == following for token, following in pairwise(tokens))
-    positions = count_positions(log_mel.frames(int(samples / fastest)), processor.config.conv_stride)
+    positions = count_positions(log_mel.frames(int(samples / fastest)), processor.stride)
     return TOO_FAST if len(tokens) + repeats > positions else None
