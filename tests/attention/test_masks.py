@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from clearhead import Mask
 from clearhead.attention.mask_kinds import Documents
-from clearhead.attention.visible_runs import find_visible_runs
+from clearhead.attention.tile_scores import find_visible_runs
 from tests.attention.cases import masks, simple_masks
 
 SIZES = (2, 3)  # batch, heads

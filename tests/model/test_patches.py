@@ -44,15 +44,6 @@ def test_learned_positions_are_a_row_and_a_column():
         assert torch.allclose(vectors[0, patch], expected + patches.projection.bias)
 
 
-def test_the_box_of_a_patch_is_where_it_was_cut():
-    patches = PatchEmbedding(config_of())
-    left, top, right, bottom = patches.patch_box(2 * COLUMNS + 4)
-    assert (left, top, right, bottom) == (20, 10, 25, 15)
-    assert patches.picture_size == (15, 35)
-    with pytest.raises(ShapeError, match="there is no patch 21: they run from 0 to 20"):
-        patches.patch_box(21)
-
-
 @pytest.mark.parametrize("size", [(3, 15, 34), (3, 35, 15), (1, 15, 35)])
 def test_pictures_of_another_size_are_refused(size):
     with pytest.raises(ShapeError, match=r"pictures must be \(batch, 3, 15, 35\), got \(2, "):
@@ -169,9 +160,9 @@ def test_each_patch_knows_where_a_bright_one_is(patch_positions):
     config = config_of(patch_positions=patch_positions)
     patches, encoder = PatchEmbedding(config).double(), Encoder(config).double().eval()
     pictures = torch.zeros(ROWS * COLUMNS, 3, ROWS * SIZE, COLUMNS * SIZE).double()
-    for place, picture in enumerate(pictures):
-        left, top, right, bottom = patches.patch_box(place)
-        picture[:, top:bottom, left:right] = 1
+    for patch, picture in enumerate(pictures):
+        top, left = patch // COLUMNS * SIZE, patch % COLUMNS * SIZE
+        picture[:, top : top + SIZE, left : left + SIZE] = 1
 
     def nearest() -> float:
         first = encoder(vectors=patches(pictures))[1:, 0]

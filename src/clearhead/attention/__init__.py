@@ -1,9 +1,8 @@
 """Attention: the definition, masks, biases, positions, caches, and the backends that compute it."""
 
-from clearhead.attention.backends.choice import attend, attention_weights
+from clearhead.attention.backends.choice import attend, attention_weights, explain
 from clearhead.attention.biases import Bias
 from clearhead.attention.cache import KeyValueCache
-from clearhead.attention.explanation import explain
 from clearhead.attention.masks import Mask
 from clearhead.attention.multihead import MultiHeadAttention, Seen
 from clearhead.attention.positions import Alibi, AxialRotary, Learned, Relative, Rotary, Sinusoidal

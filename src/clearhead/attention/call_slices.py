@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Sequence
 
@@ -56,9 +57,9 @@ def _slice_mask(mask: Mask, rows: slice, queries: int, keys: int) -> Mask:
         case Dense():
             return Dense(mask.seen[:, :, rows]) if mask.seen.shape[2] > 1 else mask
         case Both():
-            return functools.reduce(operator.and_, (_slice_mask(one, rows, queries, keys) for one in mask.masks))
+            return functools.reduce(operator.and_, (_slice_mask(part, rows, queries, keys) for part in mask.masks))
         case Either():
-            return functools.reduce(operator.or_, (_slice_mask(one, rows, queries, keys) for one in mask.masks))
+            return functools.reduce(operator.or_, (_slice_mask(part, rows, queries, keys) for part in mask.masks))
     return Dense(mask.tile(rows, slice(0, keys), queries, keys))
 
 
@@ -79,24 +80,24 @@ def slice_heads(call: Call, heads: Sequence[int] | None) -> Call:
         return call
     group = call.q.shape[1] // call.k.shape[1]
     groups = [head // group for head in heads]
-    shared = [one for n, one in enumerate(groups) if groups[n - 1 : n] != [one]]
+    shared = [number for number, _ in itertools.groupby(groups)]
     each = len(heads) // max(1, len(shared))
-    if [one for one in shared for _ in range(each)] == groups:
-        groups = shared  # the chosen heads share keys as evenly as all do
-    chosen, keys = (torch.tensor(list(numbers), dtype=torch.long, device=call.q.device) for numbers in (heads, groups))
+    if [number for number in shared for _ in range(each)] == groups:
+        groups = shared  # the selected heads share keys as evenly as all do
+    rows, keys = (torch.tensor(list(numbers), dtype=torch.long, device=call.q.device) for numbers in (heads, groups))
 
     def select(tensor: Tensor, axis: int) -> Tensor:
-        return tensor.index_select(axis, chosen) if tensor.shape[axis] > 1 else tensor
+        return tensor.index_select(axis, rows) if tensor.shape[axis] > 1 else tensor
 
     mask, bias = call.mask, call.bias
     if bias is not None and bias.heads > 1:
         bias = bias.replace(select(bias.parameter, 0 if bias.parameter.ndim == 1 else 1))
     return call._replace(
-        q=call.q.index_select(1, chosen),
+        q=call.q.index_select(1, rows),
         k=call.k.index_select(1, keys),
         v=call.v.index_select(1, keys),
         mask=mask if mask is None or mask.heads is None else mask.map(lambda t: select(t, 1) if t.ndim == 4 else t),
         bias=bias,
         scale=select(call.scale, 0) if isinstance(call.scale, Tensor) else call.scale,
-        sinks=None if call.sinks is None else call.sinks.index_select(0, chosen),
+        sinks=None if call.sinks is None else call.sinks.index_select(0, rows),
     )

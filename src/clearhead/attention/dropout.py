@@ -15,15 +15,14 @@ def draw_keep_mask(
 ) -> tuple[Bool[Tensor, "*shape"], float]:
     """A boolean mask of the elements to keep, and the factor by which they are scaled up.
 
-    >>> kept, factor = draw_keep_mask(torch.ones(2, 3), 0.0)
-    >>> bool(kept.all()), factor
+    >>> keep, factor = draw_keep_mask(torch.ones(2, 3), 0.0)
+    >>> bool(keep.all()), factor
     (True, 1.0)
     """
     dropped_levels = min(round(dropped * LEVELS), LEVELS - 1)
     factor = LEVELS / (LEVELS - dropped_levels)
     if like.device.type != "cpu":
-        kept = torch.empty_like(like, dtype=torch.bool).bernoulli_(1 / factor, generator=generator)
-        return kept, factor
+        return torch.empty_like(like, dtype=torch.bool).bernoulli_(1 / factor, generator=generator), factor
     count = like.numel()
     numbers = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
     return numbers.view(torch.int16)[:count].view(like.shape) >= dropped_levels - LEVELS // 2, factor
@@ -41,8 +40,8 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu" or torch.compiler.is_compiling():
             return F.dropout(x, self.dropped)
-        kept, factor = draw_keep_mask(x, self.dropped)
-        return x * kept * factor
+        keep, factor = draw_keep_mask(x, self.dropped)
+        return x * keep * factor
 
     def extra_repr(self) -> str:
         return str(self.dropped)

@@ -30,13 +30,13 @@ class HiddenKeys:
     def find(self, places: Int[Tensor, " keys"], end: int) -> Bool[Tensor, " keys"]:
         """Which of the keys at these places are hidden, in a text that had `end` tokens in its first pass."""
         hidden = torch.isin(places, self.positions)
-        for one in self.others:
-            if isinstance(one, int):
-                if end + one < 0:
-                    raise LensError(f"there is no token {one} of {self.text!r}, which has {end}")
-                hidden = hidden | (places == end + one)
+        for position in self.others:
+            if isinstance(position, int):
+                if end + position < 0:
+                    raise LensError(f"there is no token {position} of {self.text!r}, which has {end}")
+                hidden = hidden | (places == end + position)
                 continue
-            start, stop, step = one.start or 0, one.stop, one.step or 1
+            start, stop, step = position.start or 0, position.stop, position.step or 1
             start = max(0, end + start) if start < 0 else start
             hides = (places >= start) & ((places - start) % step == 0)
             if stop is not None:
@@ -55,8 +55,8 @@ def hide_keys(mask: Mask | None, hidden: tuple[HiddenKeys, ...], keys: int, end:
     """
     places = torch.arange(keys, device=hidden[0].positions.device)
     if not torch.compiler.is_compiling():
-        for one in hidden:
-            one.reached = max(one.reached, keys)
-    visible = ~reduce(torch.logical_or, [one.find(places, end) for one in hidden])
+        for text in hidden:
+            text.reached = max(text.reached, keys)
+    visible = ~reduce(torch.logical_or, [text.find(places, end) for text in hidden])
     rest = Mask.visible(visible.view(1, 1, 1, -1))
     return rest if mask is None else as_mask(mask) & rest

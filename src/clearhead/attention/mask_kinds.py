@@ -28,9 +28,9 @@ class Band(Mask):
 
     def span(self, query: int, queries: int, keys: int) -> range:
         """The keys that a query sees."""
-        place = query + self.start(queries, keys)
-        low = 0 if self.left is None else max(0, place - self.left)
-        return range(low, keys if self.right is None else min(keys, place + self.right + 1))
+        position = query + self.start(queries, keys)
+        low = 0 if self.left is None else max(0, position - self.left)
+        return range(low, keys if self.right is None else min(keys, position + self.right + 1))
 
     def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
         ahead = j - (i + self.start(queries, keys))
@@ -120,12 +120,12 @@ class Padding(Mask):
 
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
         c0, c1 = _block_edges(keys, columns, device)
-        some, every = self._real_blocks(c0, c1, keys)
+        any_real, all_real = self._real_blocks(c0, c1, keys)
         if self.hide_queries:
             r0, r1 = (edge + keys - queries for edge in _block_edges(queries, rows, device))
-            some_rows, every_row = self._real_blocks(r0, r1, keys)
-            some, every = some & some_rows.transpose(2, 3), every & every_row.transpose(2, 3)
-        return some, every
+            any_row, all_rows = self._real_blocks(r0, r1, keys)
+            any_real, all_real = any_real & any_row.transpose(2, 3), all_real & all_rows.transpose(2, 3)
+        return any_real, all_real
 
     def _real_blocks(self, first: Tensor, end: Tensor, keys: int) -> Blocks:
         lengths = self.lengths[:, None, None, None]
@@ -221,9 +221,9 @@ class Dense(Mask):
         return self.seen[:, :, rows if tall else slice(None), columns if wide else slice(None)]
 
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        some = _reduce_blocks(_reduce_blocks(self.seen, rows, 2), columns, 3)
-        every = ~_reduce_blocks(_reduce_blocks(~self.seen, rows, 2), columns, 3)
-        return some, every
+        any_visible = _reduce_blocks(_reduce_blocks(self.seen, rows, 2), columns, 3)
+        any_hidden = _reduce_blocks(_reduce_blocks(~self.seen, rows, 2), columns, 3)
+        return any_visible, ~any_hidden
 
     def tensors(self) -> list[AnyTensor]:
         return [self.seen]
@@ -247,13 +247,11 @@ class _Several(Mask):
         self.queries, self.keys = self._common("queries"), self._common("keys")
 
     def _common(self, name: str) -> int | None:
-        found: int | None = None
-        for mask in self.masks:
-            size = getattr(mask, name)
-            if size is not None and found is not None and size != found:
-                raise ShapeError(f"masks for {found} and {size} {name} do not combine: {self!r}")
-            found = size if found is None else found
-        return found
+        sizes = {size for mask in self.masks if (size := getattr(mask, name)) is not None}
+        if len(sizes) > 1:
+            different = " and ".join(map(str, sorted(sizes)))
+            raise ShapeError(f"masks for {different} {name} do not combine: {self!r}")
+        return sizes.pop() if sizes else None
 
     def tensors(self) -> list[AnyTensor]:
         return [tensor for mask in self.masks for tensor in mask.tensors()]
@@ -263,7 +261,7 @@ class _Several(Mask):
 
     def state(self) -> State | None:
         states = [mask.state() for mask in self.masks]
-        return None if any(one is None for one in states) else {"kind": self.kind, "masks": states}
+        return None if None in states else {"kind": self.kind, "masks": states}
 
     def __repr__(self) -> str:
         return f" {self.sign} ".join(f"({m!r})" if isinstance(m, _Several) else repr(m) for m in self.masks)
@@ -279,8 +277,8 @@ class Both(_Several):
         return Both(tuple(mask.hiding_queries(hide) for mask in self.masks))
 
     def of_keys(self) -> Mask | None:
-        kept = tuple(part for mask in self.masks if (part := mask.of_keys()) is not None)
-        return Both(kept) if kept else None
+        masks = tuple(part for mask in self.masks if (part := mask.of_keys()) is not None)
+        return Both(masks) if masks else None
 
     def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
         seen = self.masks[0].at(b, h, i, j, queries, keys)
@@ -296,11 +294,11 @@ class Both(_Several):
         return seen
 
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        some, every = self.masks[0].blocks(queries, keys, rows, columns, device)
+        any_visible, all_visible = self.masks[0].blocks(queries, keys, rows, columns, device)
         for mask in self.masks[1:]:
-            more = mask.blocks(queries, keys, rows, columns, device)
-            some, every = some & more[0], every & more[1]
-        return some, every
+            blocks = mask.blocks(queries, keys, rows, columns, device)
+            any_visible, all_visible = any_visible & blocks[0], all_visible & blocks[1]
+        return any_visible, all_visible
 
 
 class Either(_Several):
@@ -335,7 +333,7 @@ def build_mask(state: Mapping[str, Any], depth: int = 0) -> Mask:
     if kind == "visible" and state["tensor"].ndim == 4:
         return Mask.visible(state["tensor"])
     if kind in ("both", "either") and depth < 8:  # a file may claim any depth
-        masks = tuple(build_mask(one, depth + 1) for one in state["masks"])
+        masks = tuple(build_mask(part, depth + 1) for part in state["masks"])
         if len(masks) == 2 or (kind == "both" and len(masks) > 2):
             return Both(masks) if kind == "both" else Either(masks)
     raise MaskError(f"cannot restore a mask from the saved state {state!r:.80}")

@@ -236,12 +236,12 @@ class Mask(ABC):
         wanted = {"batch": batch, "heads": heads, "queries": queries, "keys": keys}
         for part in self.parts():
             for name, size in wanted.items():
-                own = getattr(part, name)
-                if own is not None and size is not None and own != size:
+                fits = getattr(part, name)
+                if fits is not None and size is not None and fits != size:
                     things = "samples" if name == "batch" else name
                     hint = "; for a mask of (batch, keys) write mask[:, None, None]" if name == "queries" else ""
                     raise ShapeError(
-                        f"the mask {part!r} was made for {own} {things}, the attention has {size}; build it for "
+                        f"the mask {part!r} was made for {fits} {things}, the attention has {size}; build it for "
                         f"(batch, heads, queries, keys) = {tuple(wanted.values())}{hint}"
                     )
 
@@ -252,15 +252,15 @@ class Mask(ABC):
             return make()
         changes = tuple(tensor._version for tensor in tensors)
         key = (key, changes, torch.is_inference_mode_enabled())
-        kept = self._found.get(key)
-        if kept is None:
-            if len(self._found) > 7:
-                self._found.clear()  # of sizes that will not recur, as with a growing cache
-            kept = self._found[key] = (make(),)
-        return kept[0]
+        cached = self._cached.get(key)
+        if cached is None:
+            if len(self._cached) > 7:
+                self._cached.clear()  # of sizes that will not recur, as with a growing cache
+            cached = self._cached[key] = (make(),)
+        return cached[0]
 
     @functools.cached_property
-    def _found(self) -> dict[Any, Any]:
+    def _cached(self) -> dict[Any, Any]:
         return {}
 
     @property
@@ -269,8 +269,8 @@ class Mask(ABC):
 
     def draw(self, queries: int | None = None, keys: int | None = None) -> str:
         """The first sample and head as text: ■ visible, · hidden."""
-        own = self.keys or self.queries or self._longest() or 6
-        columns = keys if keys is not None else self.keys or (own if queries is None else queries)
+        usual = self.keys or self.queries or self._longest() or 6
+        columns = keys if keys is not None else self.keys or (usual if queries is None else queries)
         rows = queries if queries is not None else self.queries or columns
         if rows > 64 or columns > 128:
             return f"{self!r} ({rows}×{columns}: too large to draw)"

@@ -176,8 +176,7 @@ class MultiHeadAttention(nn.Module):
         return out.view(x.shape)  # beams that shared a context are samples again
 
     def _check(self, x: Tensor, context: Tensor | None) -> None:
-        given = {"x": (x, self.width), "context": (context, self.context_width or self.width)}
-        for name, (tensor, width) in given.items():
+        for name, tensor, width in (("x", x, self.width), ("context", context, self.context_width or self.width)):
             if tensor is not None and (tensor.ndim != 3 or tensor.shape[2] != width):
                 raise ShapeError(f"{name} must be (batch, tokens, {width}), got {tuple(tensor.shape)}")
 

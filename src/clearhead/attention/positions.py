@@ -66,8 +66,8 @@ class Rotary(nn.Module):
     """Rotary positions (Su 2021): q and k turned by angles that grow with their position.
 
     The first half of each head's features turns with the second (as in Llama). `scaling` stretches the range:
-    `{"type": "linear", "factor": 4}` divides positions (Chen 2023), `{"type": "ntk", "factor": 4}` raises the
-    base instead, `{"type": "llama3", …}` is Llama 3.1's rule, with the same keys as in its checkpoints.
+    `{"type": "linear", "factor": 4}` divides positions (Chen 2023), `{"type": "llama3", …}` is Llama 3.1's rule, with
+    the same keys as in its checkpoints.
 
     >>> rotary = Rotary(2)
     >>> rotary.turn(torch.tensor([[[[1.0, 0.0]]]]), rotary(torch.tensor([1]))).round(decimals=4)
@@ -80,24 +80,25 @@ class Rotary(nn.Module):
             raise ConfigError(f"features are rotated in pairs: head_dim must be even, got {head_dim}")
         self.head_dim, self.base = head_dim, base
         self.scaling: dict[str, float | str] = {"type": "none", **(scaling or {})}
-        _check_scaling(self.scaling, head_dim)
+        _check_scaling(self.scaling)
 
     def speeds(self, device: torch.device) -> Float[Tensor, " pairs"]:
         """The angle by which each pair of features is rotated from one position to the next."""
-        kind, factor, base = self.scaling["type"], float(self.scaling.get("factor", 1.0)), self.base
-        if kind == "ntk":
-            base *= factor ** (self.head_dim / (self.head_dim - 2))
-        speeds = _speeds(self.head_dim, base, device)
+        kind, factor = self.scaling["type"], float(self.scaling.get("factor", 1.0))
+        speeds = _speeds(self.head_dim, self.base, device)
         if kind == "linear":
             return speeds / factor
         return _llama3(speeds, factor, self.scaling) if kind == "llama3" else speeds
 
     def forward(self, positions: Int[Tensor, "*batch tokens"], dtype: torch.dtype | None = None) -> Turns:
         """Cosines and sines for these positions: computed once, used by every layer."""
-        angles = _angles(positions, self.speeds(positions.device))
+        angles = self.angles(positions)
         angles = angles[:, None] if angles.ndim == 3 else angles
         dtype = dtype or torch.get_default_dtype()
         return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def angles(self, positions: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens pairs"]:
+        return _angles(positions, self.speeds(positions.device))
 
     @staticmethod
     def turn(x: Float[Tensor, "batch heads tokens d"], turns: Turns) -> Float[Tensor, "batch heads tokens d"]:
@@ -131,26 +132,22 @@ class AxialRotary(Rotary):
         """The angle from one row to the next for the first half of the pairs, one column to the next for the second."""
         return _speeds(self.head_dim // 2, self.base, device).repeat(2)
 
-    def forward(self, positions: Int[Tensor, "*batch tokens"], dtype: torch.dtype | None = None) -> Turns:
-        """Cosines and sines for these positions: computed once, used by every layer."""
+    def angles(self, positions: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens pairs"]:
         rows, columns = positions // self.columns, positions % self.columns
         by_row, by_column = self.speeds(positions.device).chunk(2)
-        angles = torch.cat([_angles(rows, by_row), _angles(columns, by_column)], dim=-1)
-        angles = angles[:, None] if angles.ndim == 3 else angles
-        dtype = dtype or torch.get_default_dtype()
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        return torch.cat([_angles(rows, by_row), _angles(columns, by_column)], dim=-1)
 
 
 class Alibi(nn.Module):
-    """Attention with linear biases, as a part of a model; the slopes are the paper's, fixed or learned.
+    """Attention with linear biases, as a part of a model, with the paper's slopes.
 
     >>> Alibi(2).bias()
     Bias.alibi(<2>)
     """
 
-    def __init__(self, heads: int, *, learned: bool = False) -> None:
+    def __init__(self, heads: int) -> None:
         super().__init__()
-        self.slopes = nn.Parameter(alibi_slopes(heads), requires_grad=learned)
+        self.slopes = nn.Parameter(alibi_slopes(heads), requires_grad=False)
 
     def bias(self) -> Bias:
         return Bias.alibi(self.slopes)
@@ -175,22 +172,19 @@ class Relative(nn.Module):
 SCALINGS: dict[str, set[str]] = {
     "none": set(),
     "linear": {"factor"},
-    "ntk": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
 }
 
 
-def _check_scaling(scaling: dict[str, float | str], head_dim: int) -> None:
-    kind, given = str(scaling["type"]), set(scaling) - {"type"}
+def _check_scaling(scaling: dict[str, float | str]) -> None:
+    kind, keys = str(scaling["type"]), set(scaling) - {"type"}
     if kind not in SCALINGS:
         raise ConfigError(f"unknown rotary scaling {kind!r}; {suggest_name(kind, SCALINGS)}")
-    if given != SCALINGS[kind]:
-        wanted, got = (", ".join(sorted(names)) or "nothing" for names in (SCALINGS[kind], given))
+    if keys != SCALINGS[kind]:
+        wanted, got = (", ".join(sorted(names)) or "nothing" for names in (SCALINGS[kind], keys))
         raise ConfigError(f"rotary scaling {kind!r} needs {wanted}, got {got}")
-    if any(not 0 < float(scaling[name]) < math.inf for name in given):
+    if any(not 0 < float(scaling[name]) < math.inf for name in keys):
         raise ConfigError(f"rotary scaling needs positive, finite numbers, got {scaling}")
-    if kind == "ntk" and head_dim < 4:
-        raise ConfigError(f"ntk scaling needs heads of at least 4 features, got {head_dim}")
 
 
 def _speeds(width: int, base: float, device: torch.device) -> Tensor:
@@ -203,9 +197,9 @@ def _angles(positions: Tensor, speeds: Tensor) -> Tensor:
     return positions[..., None].to(speeds.dtype) * speeds
 
 
-def _llama3(speed: Tensor, factor: float, given: dict[str, float | str]) -> Tensor:
+def _llama3(speed: Tensor, factor: float, scaling: dict[str, float | str]) -> Tensor:
     """Slow turns are slowed further, fast ones left alone, those in between blended (Llama 3.1)."""
-    low, high = float(given["low_freq_factor"]), float(given["high_freq_factor"])
-    turns = float(given["original_max_position_embeddings"]) * speed / (2 * math.pi)
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    turns = float(scaling["original_max_position_embeddings"]) * speed / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0, 1)
     return speed * (blend + (1 - blend) / factor)

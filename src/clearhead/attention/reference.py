@@ -42,5 +42,5 @@ def weights(call: Call) -> Float[Tensor, "batch heads queries keys"]:
 
 
 def attend(call: Call) -> Float[Tensor, "batch heads queries d_v"]:
-    kept = F.dropout(weights(call), call.dropout) if call.dropout else weights(call)
-    return kept @ call.v.repeat_interleave(call.q.shape[1] // call.v.shape[1], dim=1)
+    dropped = F.dropout(weights(call), call.dropout) if call.dropout else weights(call)
+    return dropped @ call.v.repeat_interleave(call.q.shape[1] // call.v.shape[1], dim=1)

@@ -52,15 +52,15 @@ class LogsumexpObserver:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Float[Tensor, "*batch queries d_v"]:
-        fused = (
-            None if attn_mask is not None else _call_fused(query, key, value, dropout_p, is_causal, scale, enable_gqa)
-        )
-        own = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        self.calls.append(SdpaCall(query, key.shape[-2], is_causal, own, None if fused is None else fused[1]))
+        fused = None
+        if attn_mask is None:
+            fused = _call_fused(query, key, value, dropout_p, is_causal, scale, enable_gqa)
+        used_scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        self.calls.append(SdpaCall(query, key.shape[-2], is_causal, used_scale, None if fused is None else fused[1]))
         if fused is not None:
             return fused[0]
-        given = (query, key, value, attn_mask, dropout_p, is_causal)
-        return F.scaled_dot_product_attention(*given, scale=scale, enable_gqa=enable_gqa)
+        arguments = (query, key, value, attn_mask, dropout_p, is_causal)
+        return F.scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
 
     def logsumexp(
         self, q: Float[Tensor, "batch heads queries d"], *, keys: int, scale: Scale, causal: bool | None = None
@@ -117,11 +117,11 @@ def _observe_thread() -> Iterator[LogsumexpObserver]:
         _thread.observer = before
 
 
-def call_sdpa(*given: Any, **options: Any) -> Float[Tensor, "*batch queries d_v"]:
+def call_sdpa(*arguments: Any, **options: Any) -> Float[Tensor, "*batch queries d_v"]:
     """`scaled_dot_product_attention`, through the observer of this thread if there is one."""
     observer = None if torch.compiler.is_compiling() else _thread.observer
     attend = F.scaled_dot_product_attention if observer is None else observer.attend
-    out: Tensor = attend(*given, **options)
+    out: Tensor = attend(*arguments, **options)
     return out
 
 
@@ -138,8 +138,8 @@ def _call_fused(
     elif choice != SDPBackend.FLASH_ATTENTION.value:
         return None
     elif q.is_cuda:
-        own = 1 / math.sqrt(q.shape[3]) if scale is None else scale
-        result = operators._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=own)
+        scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+        result = operators._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)
     elif q.device.type == "cpu":
         result = operators._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, scale=scale)
     else:

@@ -1,21 +1,30 @@
-"""Scores of a tile of queries × keys: scale, softcap, bias and mask, in plain PyTorch. Fused kernels have their own.
+"""Which keys a block of queries may see, and scores of tiles: scale, softcap, bias and mask, in plain PyTorch.
 
-`reference.py`, against which this module is tested, does not import it.
+Fused kernels have their own. `reference.py`, against which this module is tested, does not import it.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.biases import Bias
 from clearhead.attention.call import Call, Scale
 from clearhead.attention.masks import Index, Mask
-from clearhead.attention.visible_runs import VisibleRun
+
+MAX_PARTIAL_SLICES = 4  # with more, evaluating the mask from the first to the last is faster
+
+
+class VisibleRun(NamedTuple):
+    """The first to the last visible key of a block of queries; within `partial` slices only some are visible."""
+
+    columns: slice
+    partial: tuple[slice, ...]
 
 
 def scale_queries(
@@ -136,3 +145,37 @@ class TileScorer(NamedTuple):
             visible = self.mask.at(b, h, i, j, self.queries, self.keys)
             scores = scores.masked_fill(~visible, -math.inf)
         return scores
+
+
+def find_visible_runs(
+    mask: Mask, queries: int, keys: int, rows: int, width: int, device: Any = None
+) -> list[VisibleRun]:
+    """One VisibleRun for each block of `rows` queries, found at the resolution of `width` keys.
+
+    >>> find_visible_runs(Mask.window(5), 8, 8, 2, 2)[3]
+    VisibleRun(columns=slice(0, 8, None), partial=(slice(0, 2, None), slice(6, 8, None)))
+    """
+    shape = (-1, -1, -(-queries // rows), -(-keys // width))
+    blocks = mask.blocks(queries, keys, rows, width, device)
+    any_visible, all_visible = (t.expand(shape).flatten(0, 1) for t in blocks)
+    visible_slices = _find_marked_slices(any_visible.any(0), width, keys)
+    partial_slices = _find_marked_slices(~all_visible.all(0), width, keys)
+    runs = []
+    for visible, not_all in zip(visible_slices, partial_slices, strict=True):
+        run = slice(visible[0].start, visible[-1].stop) if visible else slice(0, 0)
+        inside = [slice(max(p.start, run.start), min(p.stop, run.stop)) for p in not_all]
+        partial = [p for p in inside if p.start < p.stop]
+        if len(partial) > MAX_PARTIAL_SLICES:
+            partial = [slice(partial[0].start, partial[-1].stop)]
+        runs.append(VisibleRun(run, tuple(partial)))
+    return runs
+
+
+def _find_marked_slices(marked: Tensor, width: int, size: int) -> list[list[slice]]:
+    """For each row of blocks, the slices of keys in which consecutive blocks are marked."""
+    edges = F.pad(marked.int(), (1, 1)).diff(dim=1).cpu()
+    starts, stops = (edges == 1).nonzero().tolist(), (edges == -1).nonzero().tolist()
+    slices: list[list[slice]] = [[] for _ in range(len(marked))]
+    for (row, start), (_, stop) in zip(starts, stops, strict=True):
+        slices[row].append(slice(start * width, min(stop * width, size)))
+    return slices

@@ -2,8 +2,7 @@
 
 from clearhead.model.config import Labels, ModelConfig, Patches, Sound
 from clearhead.model.output_heads import Classifier, PooledEncoder, TokenClassifier
-from clearhead.model.patches import PatchEmbedding
-from clearhead.model.picture_to_text import PictureToText
+from clearhead.model.patches import PatchEmbedding, PictureToText
 from clearhead.model.pointer_generator import PointerGenerator
 from clearhead.model.speech_model import SpeechModel
 from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder

@@ -158,6 +158,24 @@ class ModelConfig:
                 "make heads a multiple of kv_heads"
             )
 
+    def resolve(self) -> ModelConfig:
+        """The same model with the values that None stands for.
+
+        >>> ModelConfig(vocabulary=1000, heads=4, width=128).resolve().head_dim
+        32
+        """
+        head_dim = self.head_dim or self.width // self.heads
+        defaults = {
+            "kv_heads": self.heads,
+            "head_dim": head_dim,
+            "value_head_dim": head_dim,
+            "decoder_layers": self.layers,
+            "final_norm": self.norm_first,
+            "attention_bias": self.bias,
+            "attention_dropout": self.dropout,
+        }
+        return self.change(**{name: value for name, value in defaults.items() if getattr(self, name) is None})
+
     @property
     def label_count(self) -> int:
         """The number of labels; 0 without an output head for them."""

@@ -23,16 +23,16 @@ def resolve_device(device: str, local: int = 0) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        place = torch.device(device)
+        resolved = torch.device(device)
     except RuntimeError:
         raise ConfigError(f"{device!r} is no device; choose auto, cpu or cuda") from None
-    if place.type == "cuda" and not torch.cuda.is_available():
+    if resolved.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"{device} was asked for, but there is no GPU that PyTorch can use here; choose cpu")
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"{device} was asked for, but the GPUs here end at cuda:{torch.cuda.device_count() - 1}")
-    if place.type == "mps" and not torch.backends.mps.is_available():
+    if resolved.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(f"{device} was asked for, but PyTorch has no such device here; choose cpu")
-    return torch.device("cuda", local) if place.type == "cuda" and place.index is None else place
+    return torch.device("cuda", local) if resolved.type == "cuda" and resolved.index is None else resolved
 
 
 @contextmanager

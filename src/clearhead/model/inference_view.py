@@ -33,9 +33,9 @@ def inference_view(model: Model) -> Model:
 
 def refresh(view: nn.Module) -> None:
     """Copies the current observers, switched-off heads and hidden keys of the model's attentions to the view."""
-    for own, original in vars(view)["_attentions"]:
+    for attributes, original in vars(view)["_attentions"]:
         for name in CURRENT:
-            own[name] = original.get(name)
+            attributes[name] = original.get(name)
 
 
 def _clone(module: Model, clones: dict[nn.Module, nn.Module]) -> Model:

@@ -147,11 +147,11 @@ class Stack(nn.Module):
         if context_mask is not None:  # lengths of the context say nothing about the queries
             context_mask = as_mask(context_mask).hiding_queries(False)
         for number, layer in enumerate(self.layers, start=1):
-            chosen = (places,) if places is not None and number == len(self.layers) else ()
+            computed = places if number == len(self.layers) else None
             if self.checkpointing and torch.is_grad_enabled() and cache is None:
-                x = checkpoint(layer, x, mask, context, context_mask, None, turns, *chosen, use_reentrant=False)
+                x = checkpoint(layer, x, mask, context, context_mask, None, turns, computed, use_reentrant=False)
             else:
-                x = layer(x, mask, context, context_mask, cache, turns, *chosen)
+                x = layer(x, mask, context, context_mask, cache, turns, computed)
         return x if self.final_norm is None else self.final_norm(x)
 
     def _add_positions(
@@ -183,17 +183,17 @@ class Stack(nn.Module):
 
     def _self_mask(self, mask: Mask | None) -> Mask | None:
         """The mask of self-attention: causal or windowed by configuration, combined with the caller's."""
-        reach, own = self.config.window, None
+        reach, configured = self.config.window, None
         if self.causal:
-            own = Mask.causal() if reach is None else Mask.window(reach - 1)
+            configured = Mask.causal() if reach is None else Mask.window(reach - 1)
         elif reach is not None:
-            own = Mask.window(reach - 1, reach - 1)
+            configured = Mask.window(reach - 1, reach - 1)
         elif self.config.encoder_window is not None:
-            own = Mask.window(self.config.encoder_window, self.config.encoder_window)
+            configured = Mask.window(self.config.encoder_window, self.config.encoder_window)
         if mask is None:
-            return own
+            return configured
         mask = as_mask(mask).hiding_queries(True)
-        return mask if own is None else own & mask
+        return mask if configured is None else configured & mask
 
     def _check_context(self, context: Tensor | None) -> None:
         if context is None and self.cross:

@@ -95,11 +95,11 @@ def add_adapters(
     kinds = tuple(PARTS[name] for name in on)
     model.requires_grad_(False)
     adapted = []
-    for place, module in list(model.named_modules()):
+    for path, module in list(model.named_modules()):
         if not isinstance(module, kinds):
             continue
         for name, layer in list(module.named_children()):
-            full = f"{place}.{name}"
+            full = f"{path}.{name}"
             if type(layer) is nn.Linear and (only is None or f"{full}.weight" in only):
                 setattr(module, name, LowRankLinear(layer, rank=rank, scale=alpha / rank, dropout=dropout))
                 adapted.append(full)
@@ -108,7 +108,7 @@ def add_adapters(
 
 def count_adapter_weights(model: nn.Module) -> int:
     """How many weights the low-rank matrices of a model have."""
-    return sum(one.numel() for name, one in model.named_parameters() if name.rpartition(".")[2] in (DOWN, UP))
+    return sum(weight.numel() for name, weight in model.named_parameters() if name.rpartition(".")[2] in (DOWN, UP))
 
 
 @torch.no_grad()

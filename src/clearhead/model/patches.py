@@ -1,14 +1,16 @@
-"""Patch embeddings: pictures as sequences of vectors, the input of an encoder (Dosovitskiy 2021)."""
+"""Patch embeddings, pictures as sequences of vectors (Dosovitskiy 2021), and PictureToText, a model that takes them."""
 
 from __future__ import annotations
 
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from clearhead.attention import Mask
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.model.config import ModelConfig, Patches
+from clearhead.model.transformer import EncoderDecoder
 
 GROUP = 8  # features of a group norm's group
 
@@ -105,15 +107,10 @@ class PatchEmbedding(nn.Module):
             if table is not None:
                 nn.init.normal_(table.weight, std=0.5**0.5 if self.scaled else 0.02)
 
-    @property
-    def picture_size(self) -> tuple[int, int]:
-        """Height and width, in pixels, of the pictures that it takes."""
-        return self.rows * self.size, self.columns * self.size
-
     def forward(
         self, pictures: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch patches model_width"]:
-        wanted = (self.channels, *self.picture_size)
+        wanted = (self.channels, self.rows * self.size, self.columns * self.size)
         if pictures.ndim != 4 or pictures.shape[1:] != wanted:
             raise ShapeError(
                 f"pictures must be (batch, {', '.join(map(str, wanted))}), got {tuple(pictures.shape)}; "
@@ -129,14 +126,32 @@ class PatchEmbedding(nn.Module):
         positions = self.row_positions.weight[:, None] + self.column_positions.weight[None]
         return vectors + positions.flatten(0, 1)
 
-    def patch_box(self, patch: int) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom of a patch in pixels, the last two exclusive; to draw it on the picture.
 
-        >>> config = ModelConfig.named("tiny", vocabulary=11, patches=Patches(4, rows=2, columns=3))
-        >>> PatchEmbedding(config).patch_box(5)
-        (8, 4, 12, 8)
-        """
-        if not 0 <= patch < self.rows * self.columns:
-            raise ShapeError(f"there is no patch {patch}: they run from 0 to {self.rows * self.columns - 1}")
-        top, left = patch // self.columns * self.size, patch % self.columns * self.size
-        return left, top, left + self.size, top + self.size
+class PictureToText(EncoderDecoder):
+    """Encoder-decoder Transformer for captions: the decoder attends to the encoded patches of a picture.
+
+    >>> import torch
+    >>> config = ModelConfig.named("tiny", vocabulary=11, patches={"size": 4, "rows": 2, "columns": 3})
+    >>> model = PictureToText(config)
+    >>> model(torch.rand(5, 3, 8, 12), torch.tensor([[4, 7]] * 5)).shape
+    torch.Size([5, 2, 128])
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.patches = PatchEmbedding(config)
+
+    def forward(  # type: ignore[override]  # a picture is no row of tokens
+        self,
+        pictures: Float[Tensor, "batch channels height width"],
+        target: Int[Tensor, "batch target"],
+        target_mask: Mask | None = None,
+    ) -> Float[Tensor, "batch target model_width"]:
+        """Hidden states of the target, from pictures that are normalised as in training."""
+        return self.decode(target, self.encode_pictures(pictures), mask=target_mask)
+
+    def encode_pictures(
+        self, pictures: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch patches model_width"]:
+        """The encoder's hidden state of each patch, row by row."""
+        return self.encode(vectors=self.patches(pictures))

@@ -74,14 +74,14 @@ class PointerGenerator(EncoderDecoder):
         if (hidden_keys := self.hidden_keys) is not None:
             mask = hide_keys(mask, hidden_keys, source.shape[1], source.shape[1])
         matches = find_continuations(source, recent)
-        bonus = sum(GAIN * self.copy_matches[n] * found for n, found in enumerate(matches))
+        bonus = sum(GAIN * self.copy_matches[number] * match for number, match in enumerate(matches))
         queries, keys = _at_least_float(self.copy_query(hidden))[:, None], _at_least_float(context)[:, None]
         bias = torch.as_tensor(bonus)[:, None].to(queries.dtype)
         with torch.autocast(hidden.device.type, enabled=False):  # half precision would blur which place is copied
             weights = attention_weights(queries, keys, mask, bias=bias)[:, 0]
         gate = _at_least_float(self.copy_gate(hidden))[..., 0]
-        for number, found in enumerate(matches):
-            gate = gate - GAIN * self.gate_matches[number] * (weights * found).sum(-1)
+        for number, match in enumerate(matches):
+            gate = gate - GAIN * self.gate_matches[number] * (weights * match).sum(-1)
         return Copying(weights, gate)
 
     def mix_scores(
@@ -126,8 +126,8 @@ def find_continuations(
 ) -> list[Bool[Tensor, "batch target source"]]:
     """Where the source continues what was written: the places after the last token, and after the last two tokens.
 
-    >>> one, two = find_continuations(torch.tensor([[7, 5, 6, 5, 8]]), torch.tensor([[[5, 7]]]))
-    >>> one[0, 0].int().tolist(), two[0, 0].int().tolist()
+    >>> after_one, after_two = find_continuations(torch.tensor([[7, 5, 6, 5, 8]]), torch.tensor([[[5, 7]]]))
+    >>> after_one[0, 0].int().tolist(), after_two[0, 0].int().tolist()
     ([0, 0, 1, 0, 1], [0, 0, 1, 0, 0])
     """
     after_one = _shift(source, 1, NOTHING)[:, None] == recent[..., :1]
@@ -163,7 +163,7 @@ def pointer_loss(
 
 
 def _shift(tokens: Tensor, places: int, value: int) -> Tensor:
-    """The tokens moved to the right by so many places, with `value` before them."""
+    """The tokens moved to the right by `places`, with `value` before them."""
     return F.pad(tokens, (places, 0), value=value)[:, : tokens.shape[1]]
 
 

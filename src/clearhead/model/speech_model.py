@@ -18,7 +18,7 @@ EXPANSION = 2  # how many times wider a convolution block is inside
 
 
 def count_positions(frames: int, stride: int) -> int:
-    """How many positions the encoder has for a sound of so many frames: every started stride counts.
+    """How many positions the encoder has for a sound of this number of frames: every started stride counts.
 
     >>> count_positions(9, 4), count_positions(0, 4)
     (3, 0)

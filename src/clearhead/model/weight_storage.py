@@ -21,7 +21,7 @@ def pack_weights(model: nn.Module, storage: str) -> dict[str, AnyTensor]:
     Matrices take the storage's type; the few others (norms, biases) stay in float32. In int8 every row has a
     scale of its own, stored beside it as NAME.scale: no weight is off by more than half of its row's scale.
 
-    >>> {name: str(one.dtype) for name, one in pack_weights(nn.Linear(3, 2), "int8").items()}
+    >>> {name: str(weight.dtype) for name, weight in pack_weights(nn.Linear(3, 2), "int8").items()}
     {'weight': 'torch.int8', 'weight.scale': 'torch.float32', 'bias': 'torch.float32'}
     """
     return pack_tensors(unique_tensors(model), storage)

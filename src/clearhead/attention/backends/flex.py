@@ -17,8 +17,8 @@ from clearhead.attention.call import Call
 from clearhead.attention.masks import Mask
 from clearhead.attention.tile_scores import TileScorer
 
-BLOCK = 128
-MOST_KINDS = 1024
+BLOCK = 128  # queries and keys of a block
+MAX_COMPILED_KINDS = 1024  # of masks, biases and sizes in one process
 
 
 def explain_refusal(call: Call) -> str | None:
@@ -75,7 +75,7 @@ def call_compiled(*arguments: Any, **options: Any) -> Any:
         from torch.nn.attention.flex_attention import flex_attention
 
         return flex_attention(*arguments, **options)
-    with torch._dynamo.config.patch(recompile_limit=MOST_KINDS, accumulated_recompile_limit=MOST_KINDS):
+    with torch._dynamo.config.patch(recompile_limit=MAX_COMPILED_KINDS, accumulated_recompile_limit=MAX_COMPILED_KINDS):
         return compile_kernel()(*arguments, **options)
 
 
@@ -98,14 +98,15 @@ def build_block_mask(mask: Mask, queries: int, keys: int, device: torch.device) 
     """The mask by blocks: hidden ones are skipped, fully visible ones not evaluated; nothing dense is built."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    some, every = mask.blocks(queries, keys, BLOCK, BLOCK, device)
-    shape = (max(len(some), len(every)), some.shape[1], -(-queries // BLOCK), -(-keys // BLOCK))
-    some, every = some.expand(shape), every.expand(shape)
+    any_visible, all_visible = mask.blocks(queries, keys, BLOCK, BLOCK, device)
+    batch = max(len(any_visible), len(all_visible))
+    shape = (batch, any_visible.shape[1], -(-queries // BLOCK), -(-keys // BLOCK))
+    any_visible, all_visible = any_visible.expand(shape), all_visible.expand(shape)
 
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return mask.at(b, h, i, j, queries, keys)
 
-    partial, whole = _list_blocks(some & ~every), _list_blocks(every)
+    partial, whole = _list_blocks(any_visible & ~all_visible), _list_blocks(all_visible)
     return BlockMask.from_kv_blocks(*partial, *whole, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(queries, keys))
 
 

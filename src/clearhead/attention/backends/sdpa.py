@@ -134,8 +134,10 @@ def build_arguments(call: Call) -> Arguments:
         causal = structure.causal
         if structure.simple:
             assert call.mask is not None
-            kept = ("keys and rows", queries, keys)
-            seen, rows = call.mask.once(kept, lambda: _find_visible_keys_and_rows(structure, queries, keys, q.device))
+            seen, rows = call.mask.once(
+                ("keys and rows", queries, keys),
+                lambda: _find_visible_keys_and_rows(structure, queries, keys, q.device),
+            )
         if causal and seen is not None:
             q, k = _hide_by_extra_feature(q, k, seen)
             seen = None

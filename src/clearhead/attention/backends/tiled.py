@@ -19,8 +19,7 @@ from clearhead.attention.biases import Bias
 from clearhead.attention.call import Call
 from clearhead.attention.dropout import draw_keep_mask
 from clearhead.attention.masks import Mask
-from clearhead.attention.tile_scores import TileScorer, multiply_heads, scale_queries
-from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
+from clearhead.attention.tile_scores import TileScorer, VisibleRun, find_visible_runs, multiply_heads, scale_queries
 from clearhead.errors import BackendError
 
 # Scores held at once (16 MiB). Measured on 2 cores at (1, 8, 4096, 64): less and more are both slower.
@@ -92,7 +91,7 @@ class _Tiled(torch.autograd.Function):
             weights = _exp_(scores.sub_(most))
             share[:, :, rows] = part = work.share(weights, most)
             if options.dropout:
-                weights *= work.kept(tile, weights)
+                weights *= work.dropout_factors(tile, weights)
             out[:, :, rows] = work.times_keys(weights, work.v[:, :, columns]) * part
         ctx.save_for_backward(q, k, v, sinks, parameter, largest, share)
         ctx.options = options
@@ -121,9 +120,9 @@ class _Tiled(torch.autograd.Function):
             of_weights = multiply_heads(of_out, work.v[:, :, columns])
             used = weights
             if options.dropout:
-                kept = work.kept(tile, weights)
-                of_weights *= kept
-                used = weights * kept
+                factors = work.dropout_factors(tile, weights)
+                of_weights *= factors
+                used = weights * factors
             of_v[:, :, columns] += work.over_queries(used, of_out)
             total = (weights * of_weights).sum(-1, keepdim=True)
             of_scores = of_weights.sub_(total * part).mul_(weights)
@@ -137,11 +136,8 @@ class _Tiled(torch.autograd.Function):
             of_q[:, :, rows] = work.times_keys(of_scores, work.k[:, :, columns])
             of_k[:, :, columns] += work.over_queries(of_scores, q[:, :, rows])
 
-        def like(total: Tensor | None, given: Tensor | None) -> Tensor | None:
-            return None if total is None or given is None else total.to(given.dtype)
-
-        grads = (of_q, of_k, of_v, of_sinks, of_bias)
-        return (*(like(g, t) for g, t in zip(grads, ctx.saved_tensors, strict=False)), None)
+        grads = zip((of_q, of_k, of_v, of_sinks, of_bias), ctx.saved_tensors, strict=False)
+        return (*(None if total is None else total.to(saved.dtype) for total, saved in grads), None)
 
 
 _apply: Callable[..., Tensor] = _Tiled.apply
@@ -192,11 +188,11 @@ class _TileArithmetic:
             total += (self.sinks - largest).exp()
         return total.reciprocal().masked_fill(total == 0, 0.0)
 
-    def kept(self, tile: Tile, like: Tensor) -> Tensor:
+    def dropout_factors(self, tile: Tile, like: Tensor) -> Tensor:
         """Dropout's factors for a tile, the same in both passes."""
         generator = torch.Generator(like.device).manual_seed(self.options.seed + tile.rows.start)
-        kept, factor = draw_keep_mask(like, self.options.dropout, generator)
-        return kept * factor
+        keep, factor = draw_keep_mask(like, self.options.dropout, generator)
+        return keep * factor
 
     def times_keys(self, left: Tensor, right: Tensor) -> Tensor:
         """(heads, rows, columns) · (kv_heads, columns, d) → (heads, rows, d)"""

@@ -17,8 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.call import Call
-from clearhead.attention.tile_scores import TileScorer, multiply_heads, scale_queries
-from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
+from clearhead.attention.tile_scores import TileScorer, VisibleRun, find_visible_runs, multiply_heads, scale_queries
 from clearhead.errors import LensError
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward, Sight, find_text

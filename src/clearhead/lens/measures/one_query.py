@@ -11,8 +11,7 @@ from torch import Tensor
 from clearhead.attention.call import Call
 from clearhead.attention.mask_kinds import Band, Both
 from clearhead.attention.masks import Mask
-from clearhead.attention.tile_scores import TileScorer, multiply_heads, scale_queries
-from clearhead.attention.visible_runs import VisibleRun
+from clearhead.attention.tile_scores import TileScorer, VisibleRun, multiply_heads, scale_queries
 from clearhead.lens.measures import top_keys
 from clearhead.lens.measures.definition import MeasureJob, Measures, resize_last_axis, stack_spans
 

@@ -14,8 +14,7 @@ from clearhead.attention.call import Call
 from clearhead.attention.mask_kinds import Band, Padding, Prefix
 from clearhead.attention.mask_kinds import Dense as DenseMask
 from clearhead.attention.masks import Mask
-from clearhead.attention.tile_scores import TileScorer, scale_queries
-from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
+from clearhead.attention.tile_scores import TileScorer, VisibleRun, find_visible_runs, scale_queries
 from clearhead.errors import ShapeError
 
 CHUNK_CELLS = 2**22  # of a mask, evaluated at once

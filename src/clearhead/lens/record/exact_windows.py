@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead.attention.tile_scores import TileScorer
-from clearhead.attention.visible_runs import VisibleRun
+from clearhead.attention.tile_scores import TileScorer, VisibleRun
 from clearhead.errors import RecordError
 from clearhead.lens.attention_names import to_python_number, to_python_numbers
 from clearhead.lens.measures.definition import sum_blocks

@@ -84,8 +84,8 @@ def _read_task(settings: HuggingFaceConfig, names: frozenset[str]) -> tuple[type
     task = next((kind for ending, kind in tasks.items() if str(architecture).endswith(ending)), Encoder)
     if task is Encoder or not any(name.startswith("classifier.") for name in names):
         return Encoder, None
-    given = settings.values.get("id2label")
-    return task, len(given) if isinstance(given, dict) and given else settings.read_int("num_labels", 2)
+    labels = settings.values.get("id2label")
+    return task, len(labels) if isinstance(labels, dict) and labels else settings.read_int("num_labels", 2)
 
 
 def map_label_head(config: ModelConfig, pooler: str, classifier: str) -> Iterator[ParameterMapping]:

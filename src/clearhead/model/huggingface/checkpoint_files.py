@@ -31,7 +31,7 @@ class CheckpointTensors:
     @classmethod
     @contextmanager
     def open(cls, folder: Path) -> Iterator[CheckpointTensors]:
-        found = cls()
+        tensors = cls()
         with ExitStack() as stack:
             for path in _weight_files(folder):
                 try:
@@ -40,8 +40,8 @@ class CheckpointTensors:
                     raise CheckpointError(
                         f"{path} is not a whole safetensors file ({error}); copy or save it again"
                     ) from error
-                found._add(path, file)
-            yield found
+                tensors._add(path, file)
+            yield tensors
 
     def _add(self, path: Path, file: Any) -> None:
         for stored in file.keys():  # noqa: SIM118 (not a dict)
@@ -64,13 +64,13 @@ class CheckpointTensors:
 
     def dtype(self, name: str) -> torch.dtype:
         path, file, stored = self._entries[name]
-        found = file.get_slice(stored).get_dtype()
-        if found not in DTYPES:
+        dtype = file.get_slice(stored).get_dtype()
+        if dtype not in DTYPES:
             raise CheckpointError(
-                f"{path}: {name} is stored as {found}; only {', '.join(DTYPES)} can be read, so save the "
+                f"{path}: {name} is stored as {dtype}; only {', '.join(DTYPES)} can be read, so save the "
                 "checkpoint without quantisation"
             )
-        return DTYPES[found]
+        return DTYPES[dtype]
 
     def read(self, name: str) -> Shaped[Tensor, "..."]:
         _, file, stored = self._entries[name]

@@ -80,8 +80,7 @@ def map_parameters(config: ModelConfig, trunk: str) -> Iterator[ParameterMapping
 
 
 def make_settings(config: ModelConfig) -> dict[str, Any]:
-    """The config.json of a GPT-2 with the sizes of this configuration."""
-    dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
+    """The config.json of a GPT-2 with the sizes of this resolved configuration."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -95,6 +94,6 @@ def make_settings(config: ModelConfig) -> dict[str, Any]:
         "layer_norm_epsilon": config.norm_epsilon,
         "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
-        "attn_pdrop": dropout,
+        "attn_pdrop": config.attention_dropout,
         "tie_word_embeddings": config.tie_embeddings,
     }

@@ -101,7 +101,7 @@ def map_parameters(config: ModelConfig, trunk: str, *, out_bias: bool) -> Iterat
     yield map_words(f"{trunk}embed_tokens.weight", *(("lm_head.weight",) if config.tie_embeddings else ()))
     if not config.tie_embeddings:
         yield map_output("lm_head.weight")
-    biased, gate = is_biased(config), (config.feedforward, config.feedforward)
+    biased, gate = bool(config.resolve().attention_bias), (config.feedforward, config.feedforward)
     for number in range(config.layers):
         ours, theirs = f"decoder.layers.{number}", f"{trunk}layers.{number}"
         yield from map_norm(f"{ours}.self_norm", f"{theirs}.input_layernorm", bias=False)
@@ -119,26 +119,25 @@ def map_parameters(config: ModelConfig, trunk: str, *, out_bias: bool) -> Iterat
 
 
 def make_settings(config: ModelConfig, max_length: int) -> dict[str, Any]:
-    """The config.json of a Llama with the sizes of this configuration, or of a Mistral if it has a window."""
+    """The config.json of a Llama with the sizes of this resolved configuration, or of a Mistral if it has a window."""
     mistral = config.window is not None
     rotary: dict[str, Any] = {"rope_theta": config.rotary_base, "rope_type": "default"}
     scaling = dict(config.rotary_scaling or {})
     if scaling:
         rotary |= {"rope_type": scaling.pop("type"), **scaling}
-    dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
     settings: dict[str, Any] = {
         "architectures": ["MistralForCausalLM" if mistral else "LlamaForCausalLM"],
         "model_type": "mistral" if mistral else "llama",
         "vocab_size": config.vocabulary,
         "hidden_size": config.width,
         "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads or config.heads,
-        "head_dim": config.head_dim or config.width // config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
         "num_hidden_layers": config.layers,
         "intermediate_size": config.feedforward,
         "hidden_act": ACTIVATIONS[config.activation],
         "rms_norm_eps": config.norm_epsilon,
-        "attention_dropout": dropout,
+        "attention_dropout": config.attention_dropout,
         "max_position_embeddings": max_length,
         "rope_theta": config.rotary_base,  # where transformers before 5 look for it
         "rope_parameters": rotary,
@@ -146,29 +145,24 @@ def make_settings(config: ModelConfig, max_length: int) -> dict[str, Any]:
     }
     if mistral:
         return {**settings, "sliding_window": config.window}
-    return {**settings, "attention_bias": is_biased(config), "mlp_bias": config.bias}
-
-
-def is_biased(config: ModelConfig) -> bool:
-    """Whether the projections of attention have biases."""
-    return config.bias if config.attention_bias is None else config.attention_bias
+    return {**settings, "attention_bias": config.attention_bias, "mlp_bias": config.bias}
 
 
 def _read_rotary(settings: HuggingFaceConfig) -> tuple[float, dict[str, float | str] | None]:
     """Base and scaling, as transformers 5 writes them (rope_parameters) or as before (rope_scaling)."""
-    given = settings.read_group("rope_scaling" if settings.values.get("rope_scaling") else "rope_parameters")
-    base = given.read_float("rope_theta", settings.read_float("rope_theta", 10000.0), least=1.0)
-    kind = given.read_string("rope_type", given.read_string("type", "default"))
+    rotary = settings.read_group("rope_scaling" if settings.values.get("rope_scaling") else "rope_parameters")
+    base = rotary.read_float("rope_theta", settings.read_float("rope_theta", 10000.0), least=1.0)
+    kind = rotary.read_string("rope_type", rotary.read_string("type", "default"))
     if kind not in SCALING_KEYS:
         raise CheckpointError(
-            f"{given.source}: rope_type={kind!r} has no counterpart in clearhead; "
+            f"{rotary.source}: rope_type={kind!r} has no counterpart in clearhead; "
             f"only {', '.join(SCALING_KEYS)} can be read"
         )
-    for place in (settings, given):
-        place.require(partial_rotary_factor=1.0)
-    known = {"rope_theta", "rope_type", "type", "partial_rotary_factor", *SCALING_KEYS["llama3"]}
-    if unknown := sorted(set(given.values) - known):
-        raise given.unsupported(unknown[0], f"only {', '.join(sorted(known))} can be read")
+    settings.require(partial_rotary_factor=1.0)
+    rotary.require(partial_rotary_factor=1.0)
+    readable = {"rope_theta", "rope_type", "type", "partial_rotary_factor", *SCALING_KEYS["llama3"]}
+    if unknown := sorted(set(rotary.values) - readable):
+        raise rotary.unsupported(unknown[0], f"only {', '.join(sorted(readable))} can be read")
     if kind == "default":
         return base, None
     scaling: dict[str, float | str] = {"type": kind}
@@ -176,7 +170,7 @@ def _read_rotary(settings: HuggingFaceConfig) -> tuple[float, dict[str, float | 
         original = key == "original_max_position_embeddings"
         default = settings.values.get("max_position_embeddings", REQUIRED) if original else REQUIRED
         # transformers prefers the value outside rope_scaling.
-        source = settings if original and settings.has(key) else given
+        source = settings if original and settings.has(key) else rotary
         scaling[key] = source.read_float(key, default, least=SMALLEST)
     return base, scaling
 
@@ -187,9 +181,9 @@ def _read_window(settings: HuggingFaceConfig, kind: str) -> int | None:
     window, sliding = _count_sliding(settings, kind, layers)
     if settings.has("layer_types"):
         kinds = settings.values["layer_types"]
-        known = ("full_attention", "sliding_attention")
-        if not isinstance(kinds, list) or len(kinds) != layers or any(each not in known for each in kinds):
-            raise settings.unsupported("layer_types", f"it must list {' or '.join(known)} for each layer")
+        names = ("full_attention", "sliding_attention")
+        if not isinstance(kinds, list) or len(kinds) != layers or any(each not in names for each in kinds):
+            raise settings.unsupported("layer_types", f"it must list {' or '.join(names)} for each layer")
         said, sliding = sliding, kinds.count("sliding_attention")
         if (kind != "qwen2" and said != sliding) or (sliding and window is None):
             raise settings.unsupported("layer_types", "sliding_window must agree with it")

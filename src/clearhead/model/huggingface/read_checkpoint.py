@@ -12,10 +12,22 @@ from pathlib import Path
 import torch
 
 from clearhead.errors import CheckpointError, ConfigError
+from clearhead.model.huggingface import bert, gpt2, llama, marian
 from clearhead.model.huggingface.checkpoint_files import CONFIG, CheckpointTensors
 from clearhead.model.huggingface.config_json import HuggingFaceConfig
-from clearhead.model.huggingface.families import FAMILIES
 from clearhead.model.huggingface.mapping import CheckpointMapping, Model, ParameterMapping
+
+# By model_type, the function that maps a checkpoint of this family to one of our models.
+FAMILIES = {
+    "bert": bert.map_checkpoint,
+    "roberta": bert.map_checkpoint,
+    "xlm-roberta": bert.map_checkpoint,
+    "gpt2": gpt2.map_checkpoint,
+    "llama": llama.map_checkpoint,
+    "mistral": llama.map_checkpoint,
+    "qwen2": llama.map_checkpoint,
+    "marian": marian.map_checkpoint,
+}
 
 
 def from_huggingface(folder: str | Path) -> Model:
@@ -57,44 +69,45 @@ def _build_model(mapping: CheckpointMapping, tensors: CheckpointTensors, folder:
     except (ConfigError, RuntimeError, TypeError) as error:
         raise CheckpointError(f"{folder}: {CONFIG} describes no possible model ({error})") from error
     _check_shapes(mappings, model, tensors, folder)
-    names = [name for one in mappings for name in one.theirs]
+    names = [name for parameter in mappings for name in parameter.theirs]
     model = model.to(reduce(torch.promote_types, map(tensors.dtype, names))).to_empty(device="cpu").eval()
     order = None if mapping.order is None else mapping.order(mapping.config.width)
     with torch.no_grad():
-        for one in mappings:
-            parameter = model.get_parameter(one.ours)
-            if not one.theirs:
-                parameter.zero_()
-            for name, rows, _ in one.pieces(parameter.shape):
-                parameter[rows].copy_(one.to_ours(tensors.read(name), order))
-            _compare_copies(one, tensors, folder)
+        for parameter in mappings:
+            weights = model.get_parameter(parameter.ours)
+            if not parameter.theirs:
+                weights.zero_()
+            for name, rows, _ in parameter.pieces(weights.shape):
+                weights[rows].copy_(parameter.to_ours(tensors.read(name), order))
+            _compare_copies(parameter, tensors, folder)
     return model
 
 
 def _match_tensors(mapping: CheckpointMapping, tensors: CheckpointTensors, folder: Path) -> list[ParameterMapping]:
     """All parameter mappings, after checking that every tensor exists and none is left over."""
     mappings: list[ParameterMapping] = []
-    for one in mapping.parameters:  # stops at the first that is missing, however many layers config.json asks for
-        one = _choose_copy(one, tensors)
-        for name in one.theirs:
+    for parameter in mapping.parameters:  # stops at the first that is missing, however many layers config.json has
+        parameter = _choose_copy(parameter, tensors)
+        for name in parameter.theirs:
             if name not in tensors:
                 raise CheckpointError(f"{folder} lacks the tensor {name}, which {CONFIG} asks for")
-        mappings.append(one)
-    _check_unused(set(tensors).difference(*(one.theirs + one.copies for one in mappings)), mapping, folder)
+        mappings.append(parameter)
+    used = (parameter.theirs + parameter.copies for parameter in mappings)
+    _check_unused(set(tensors).difference(*used), mapping, folder)
     return mappings
 
 
-def _choose_copy(one: ParameterMapping, tensors: CheckpointTensors) -> ParameterMapping:
+def _choose_copy(parameter: ParameterMapping, tensors: CheckpointTensors) -> ParameterMapping:
     """Tied weights are stored under at least one of their names: uses the first that exists."""
-    kept = tuple(name for name in one.theirs + one.copies if name in tensors)
-    return replace(one, theirs=kept[:1], copies=kept[1:]) if one.copies and kept else one
+    stored = tuple(name for name in parameter.theirs + parameter.copies if name in tensors)
+    return replace(parameter, theirs=stored[:1], copies=stored[1:]) if parameter.copies and stored else parameter
 
 
 def _check_shapes(mappings: list[ParameterMapping], model: Model, tensors: CheckpointTensors, folder: Path) -> None:
     parameters = dict(model.named_parameters())
-    assert {one.ours for one in mappings} == set(parameters), "every parameter is mapped"
-    for one in mappings:
-        for name, _, shape in one.pieces(parameters[one.ours].shape):
+    assert {mapping.ours for mapping in mappings} == set(parameters), "every parameter is mapped"
+    for mapping in mappings:
+        for name, _, shape in mapping.pieces(parameters[mapping.ours].shape):
             if tensors.shape(name) != shape:
                 raise CheckpointError(
                     f"{folder}: {name} has shape {tensors.shape(name)}, but {CONFIG} asks for {shape}; "
@@ -102,11 +115,11 @@ def _check_shapes(mappings: list[ParameterMapping], model: Model, tensors: Check
                 )
 
 
-def _compare_copies(one: ParameterMapping, tensors: CheckpointTensors, folder: Path) -> None:
-    for name in one.copies:
-        if not torch.equal(tensors.read(name), tensors.read(one.theirs[0])):
+def _compare_copies(parameter: ParameterMapping, tensors: CheckpointTensors, folder: Path) -> None:
+    for name in parameter.copies:
+        if not torch.equal(tensors.read(name), tensors.read(parameter.theirs[0])):
             raise CheckpointError(
-                f"{folder}: {name} and {one.theirs[0]} differ, though {CONFIG} ties them; if they are "
+                f"{folder}: {name} and {parameter.theirs[0]} differ, though {CONFIG} ties them; if they are "
                 "meant to differ, write tie_word_embeddings: false there"
             )
 

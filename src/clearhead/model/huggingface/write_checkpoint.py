@@ -98,9 +98,9 @@ def to_huggingface(
 
 
 def _convert_bert(model: Encoder, labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    config, width = model.config, model.config.width
+    config, width = model.config.resolve(), model.config.width
     masked = config.logits_transform
-    required = BERT if masked else {**BERT, "logits_bias": False, "tie_embeddings": True}
+    required = {**BERT, **_plain_heads(config)} | ({} if masked else {"logits_bias": False, "tie_embeddings": True})
     architecture = "BertForMaskedLM" if masked else "BertModel"
     if isinstance(model, (Classifier, TokenClassifier)):
         whole = isinstance(model, Classifier)
@@ -135,7 +135,7 @@ def _convert_bert(model: Encoder, labels: Sequence[str]) -> tuple[dict[str, Any]
         "intermediate_size": config.feedforward,
         "hidden_act": ACTIVATIONS[config.activation],
         "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": _attention_dropout(config),
+        "attention_probs_dropout_prob": config.attention_dropout,
         "max_position_embeddings": config.max_length,
         "type_vocab_size": config.segments or 1,
         "layer_norm_eps": config.norm_epsilon,
@@ -154,24 +154,23 @@ def _name_labels(config: ModelConfig, labels: Sequence[str]) -> dict[str, Any]:
 
 
 def _convert_decoder(model: Decoder, max_length: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    config = model.config
+    config = model.config.resolve()
     if config.positions == "learned":
-        _check_expressible(config, "GPT-2", gpt2.REQUIRED, gpt2.ACTIVATIONS)
-        return gpt2.make_settings(config), _collect_tensors(
-            model, list(gpt2.map_parameters(config, "transformer.")), None
-        )
-    plain = {"bias": False, "attention_bias": False} if config.window is not None else {}
-    own = {"kv_heads": config.kv_heads or config.heads, "head_dim": config.head_dim or config.width // config.heads}
-    own["value_head_dim"] = own["head_dim"]
+        _check_expressible(config, "GPT-2", {**gpt2.REQUIRED, **_plain_heads(config)}, gpt2.ACTIVATIONS)
+        mappings = list(gpt2.map_parameters(config, "transformer."))
+        return gpt2.make_settings(config), _collect_tensors(model, mappings, None)
     name = "Llama" if config.window is None else "Mistral"
-    _check_expressible(config, name, {**llama.EXPRESSIBLE, **plain}, llama.ACTIVATIONS, own)
+    required = {**llama.EXPRESSIBLE, "value_head_dim": config.head_dim}
+    if config.window is not None:
+        required |= {"bias": False, "attention_bias": False}
+    _check_expressible(config, name, required, llama.ACTIVATIONS)
     mappings = list(llama.map_parameters(config, "model.", out_bias=True))
     return llama.make_settings(config, max_length), _collect_tensors(model, mappings, None)
 
 
 def _convert_marian(model: EncoderDecoder, max_length: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    config = model.config
-    _check_expressible(config, "Marian", MARIAN)
+    config = model.config.resolve()
+    _check_expressible(config, "Marian", {**MARIAN, **_plain_heads(config)})
     order = marian.feature_order(config.width).to(model.vocabulary.words.weight.device)
     tensors = _collect_tensors(model, list(marian.map_parameters(config, "model.")), order)
     if not config.logits_bias:
@@ -185,11 +184,11 @@ def _convert_marian(model: EncoderDecoder, max_length: int) -> tuple[dict[str, A
         "decoder_vocab_size": config.vocabulary,
         "d_model": config.width,
         "encoder_layers": config.layers,
-        "decoder_layers": config.layers if config.decoder_layers is None else config.decoder_layers,
+        "decoder_layers": config.decoder_layers,
         "activation_function": ACTIVATIONS[config.activation],
         "dropout": config.dropout,
         "activation_dropout": config.dropout,
-        "attention_dropout": _attention_dropout(config),
+        "attention_dropout": config.attention_dropout,
         "max_position_embeddings": max_length,
         "scale_embedding": config.scale_embeddings,
         "share_encoder_decoder_embeddings": True,
@@ -201,41 +200,26 @@ def _convert_marian(model: EncoderDecoder, max_length: int) -> tuple[dict[str, A
 
 
 def _check_expressible(
-    config: ModelConfig,
-    name: str,
-    required: dict[str, Any],
-    activations: dict[str, str] = ACTIVATIONS,
-    own_sizes: dict[str, Any] = {},  # noqa: B006 (never changed)
+    config: ModelConfig, name: str, required: dict[str, Any], activations: dict[str, str] = ACTIVATIONS
 ) -> None:
-    """Refuses, by the names of ModelConfig, what the other format cannot express.
-
-    `own_sizes` are those of heads where the format has a setting for them; else they follow from the width.
-    """
-    filled = {
-        **vars(config),
-        "final_norm": config.norm_first if config.final_norm is None else config.final_norm,
-        "attention_bias": config.bias if config.attention_bias is None else config.attention_bias,
-        "kv_heads": config.kv_heads or config.heads,
-        "head_dim": config.head_dim or config.width // config.heads,
-    }
-    filled["value_head_dim"] = config.value_head_dim or filled["head_dim"]
-    plain = config.width / config.heads
-    sizes = {
-        "kv_heads": config.heads,
-        "head_dim": plain,
-        "value_head_dim": plain,
-        **own_sizes,
-    }
-    lacks = [f"{key}={filled[key]!r}" for key, value in {**required, **sizes}.items() if filled[key] != value]
+    """Refuses, by the names of ModelConfig, what the other format cannot express."""
+    wanted = {key: getattr(config, key) for key in required}
+    lacks = [f"{key}={value!r}" for key, value in wanted.items() if value != required[key]]
     if config.activation not in activations:
         lacks.append(f"activation={config.activation!r}")
     if lacks:
         raise CheckpointError(f"a {name} checkpoint cannot express {', '.join(lacks)}")
 
 
+def _plain_heads(config: ModelConfig) -> dict[str, Any]:
+    """The sizes of heads in formats that have no setting for them."""
+    head_dim = config.width / config.heads
+    return {"kv_heads": config.heads, "head_dim": head_dim, "value_head_dim": head_dim}
+
+
 def _collect_tensors(model: Model, mappings: list[ParameterMapping], order: Tensor | None) -> dict[str, Tensor]:
     parameters = dict(model.named_parameters())
-    mapped = {one.ours for one in mappings}
+    mapped = {mapping.ours for mapping in mappings}
     if unknown := [name for name in parameters if name not in mapped]:  # of a subclass, such as the steps of a CRF
         remedy = "; train the tagger with loss.crf = false" if "next_tag" in unknown else ""
         if unknown[0].endswith((DOWN, UP)):
@@ -244,11 +228,7 @@ def _collect_tensors(model: Model, mappings: list[ParameterMapping], order: Tens
         raise CheckpointError(f"a Hugging Face checkpoint has no place for {listed}{remedy}")
     assert mapped == set(parameters), "every parameter is mapped"
     return {
-        name: one.to_theirs(parameters[one.ours][rows], order)
-        for one in mappings
-        for name, rows, _ in one.pieces(parameters[one.ours].shape)
+        name: mapping.to_theirs(parameters[mapping.ours][rows], order)
+        for mapping in mappings
+        for name, rows, _ in mapping.pieces(parameters[mapping.ours].shape)
     }
-
-
-def _attention_dropout(config: ModelConfig) -> float:
-    return config.dropout if config.attention_dropout is None else config.attention_dropout
