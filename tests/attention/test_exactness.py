@@ -1,5 +1,6 @@
 """Every fast backend against the float64 reference: outputs, gradients, and queries that see nothing."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -45,8 +46,9 @@ def judge(case: Case, backend: str, dtype: torch.dtype, device: str, parameters:
     assert not founds["q"][blind].any(), "a query that sees nothing has no gradient"
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("backend", ["sdpa", "tiled", "auto"])
+@pytest.mark.parametrize(
+    ("backend", "dtype"), [*itertools.product(["sdpa", "tiled"], DTYPES), ("auto", torch.float32)], ids=str
+)
 @given(data=st.data())
 def test_outputs_and_gradients_stay_within_the_yardstick(backend, dtype, device, data):
     case = data.draw(cases(softcap=backend != "sdpa"))

@@ -35,7 +35,7 @@ def uncompiled():
         yield lambda case: flex.run(check_call(**case.arguments()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @given(case=cases())
 def test_masks_and_options_stay_within_the_yardstick(dtype, device, uncompiled, case):
     judge(case, dtype, device, uncompiled)

@@ -83,19 +83,16 @@ def test_shared_key_heads_serve_neighbouring_query_heads():
 
 
 @given(case=cases())
-def test_rows_sum_to_one_or_with_sinks_to_less_and_hidden_ones_to_zero(case):
-    sums, blind = case.weights().sum(-1), ~case.visible().any(-1)
+def test_rows_sum_to_one_or_less_with_sinks_and_the_output_is_the_weights_times_the_values(case):
+    weights, blind = case.weights(), ~case.visible().any(-1)
+    sums = weights.sum(-1)
     assert not sums[blind].any()
     if "sinks" in case.tensors:
         assert (sums[~blind] < 1).all()
     else:
         torch.testing.assert_close(sums[~blind], torch.ones_like(sums[~blind]))
-
-
-@given(case=cases())
-def test_the_output_is_the_weights_times_the_values(case):
     v = case.tensors["v"].repeat_interleave(case.sizes[1] // case.tensors["v"].shape[1], dim=1)
-    torch.testing.assert_close(case.attend("reference"), case.weights() @ v)
+    torch.testing.assert_close(case.attend("reference"), weights @ v)
 
 
 PLAIN = {"q": random(0, 1, 2, 3, 2), "k": random(1, 1, 1, 5, 2), "v": random(2, 1, 1, 5, 3)}
@@ -124,7 +121,7 @@ def test_first_and_second_derivatives_check_out_numerically(case):
 
     inputs = tuple(case.tensors.values())
     assert torch.autograd.gradcheck(run, inputs)
-    assert torch.autograd.gradgradcheck(run, inputs)
+    assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
 
 
 def test_true_shows_in_visible_as_in_torchs_attention():

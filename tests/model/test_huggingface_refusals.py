@@ -117,7 +117,8 @@ def test_a_setting_that_is_needed_and_missing_is_named(copy, key):
 def test_any_nonsense_in_the_config_is_refused_or_read_but_never_crashes(copy, kind):
     folder = copy(kind)
     values = json.loads((folder / "config.json").read_text())
-    for key in values:
+    code = "".join(path.read_text() for path in Path(checkpoint_files.__file__).parent.glob("*.py"))
+    for key in (key for key in values if key in code):  # the others are not read
         for nonsense in (None, 10**9, 10**400, float("nan"), "x", [{}]):
             change_config(folder, **{key: nonsense})
             try:
