@@ -15,7 +15,7 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.explore import Scene
 from clearhead.explore.live_model import LiveModel
 from clearhead.lens import Record
-from clearhead.model import ModelConfig
+from clearhead.model import Labels, ModelConfig
 from clearhead.predictor import Predictor
 from clearhead.tasks.settings import Options
 from clearhead.tasks.tagging.entity_decoding import ScoredSpan
@@ -575,7 +575,7 @@ BERT = ModelConfig(
     embedding_norm=True,
     scale_embeddings=False,
     segments=2,
-    labels=5,
+    labels=Labels(5),
 )
 
 

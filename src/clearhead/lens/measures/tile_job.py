@@ -15,8 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.attention.masks import Mask
-from clearhead.attention.tile_scores import TileScorer, multiply_heads, scale_queries
-from clearhead.attention.visible_runs import VisibleRun, find_visible_runs
+from clearhead.attention.tile_scores import TileScorer, VisibleRun, find_visible_runs, multiply_heads, scale_queries
 from clearhead.lens.measures import top_keys
 from clearhead.lens.measures.definition import MeasureJob, Measures
 from clearhead.lens.measures.thread_pool import run_in_threads
