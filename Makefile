@@ -4,7 +4,7 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo lesson test browser check bench soak clean
+.PHONY: help demo lesson test browser check scripts bench soak clean
 help:
 	@echo "make demo    translate, train a small translator, see where its heads look: about three minutes"
 	@echo "make lesson  attention by hand, and a model that learns where to look: half a minute"
@@ -41,11 +41,21 @@ browser:
 	[ "$$CI_RUN" = 1 ] && echo "no Chromium here ($$said), and the tests of the page need it" && exit 1; \
 	echo "no Chromium here ($$said), so the tests of the page are skipped; install it: apt-get install chromium"
 
-check: $(STAMP)
+check: $(STAMP) scripts
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(RUN) -m pytest tests/test_layout.py
+
+# Biome, which npm brings, checks the scripts and styles of the page; the page itself needs nothing of it. Where npm or
+# the network is missing they are not checked, but where CI_RUN is 1 that is a failure.
+BIOME := tooling/node_modules/.bin/biome
+NPM := npm install --prefix tooling --no-package-lock --no-audit --no-fund --loglevel=error
+scripts:
+	@command -v npm >/dev/null || said="no npm here"; \
+	[ -n "$$said" ] || [ $(BIOME) -nt tooling/package.json ] || { said=$$($(NPM) 2>&1) && said= && touch $(BIOME); }; \
+	[ -n "$$said" ] || NO_COLOR=1 exec $(BIOME) ci --error-on-warnings; \
+	echo "the page's scripts are not checked: $$(echo "$$said" | head -n 1)"; [ "$$CI_RUN" != 1 ]
 
 bench: $(STAMP)
 	$(RUN) benchmarks/attention_speed.py

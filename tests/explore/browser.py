@@ -20,6 +20,34 @@ SHIPPED = Path(shipped.__file__).parent / "fonts"
 CHROMIUM = Path("/usr/bin/chromium")
 SEEN_TOUR = "try { localStorage.setItem('clearhead-tour', 'seen') } catch { /* about:blank has no storage */ }"
 PATIENCE = 30_000  # milliseconds: the machine may be busy
+SIZE = {"width": 1280, "height": 820}
+# The page waits 40 to 220 ms until pointer and keys are quiet. In the tests it waits an eighth of that, and counts the
+# answers that are under way.
+HURRY = """(() => {
+  const later = window.setTimeout;
+  window.unhurried = (call, wait) => later(call, wait);
+  window.setTimeout = (call, wait = 0, ...rest) => later(call, wait > 20 && wait <= 260 ? wait / 8 : wait, ...rest);
+  window.underWay = 0;
+  const count = (owner, name) => {
+    const method = owner[name];
+    owner[name] = function (...values) {
+      window.underWay++;
+      const result = method.apply(this, values);
+      const done = () => window.underWay--;
+      result.then(done, done);
+      return result;
+    };
+  };
+  count(window, "fetch");
+  for (const name of ["arrayBuffer", "json"]) count(Response.prototype, name);
+})()"""
+SETTLE = """async (wait) => {
+  for (let round = 0; round < 12; round++) {
+    await new Promise((done) => (window.unhurried ?? setTimeout)(done, wait));
+    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    if (!window.underWay) return;
+  }
+}"""
 # One character is a text, too, since most Chinese words are one or two; and large letters are as dark as small ones.
 AUDIT = """async () => {
   const options = { ignoreUnicode: false, ignoreLength: true, ignorePseudo: false, boldValue: 700, boldTextPt: 14,
@@ -51,6 +79,7 @@ class Watched:
         self.page = page
         self.problems: list[str] = []
         self.allowed: list[str] = []  # parts of messages that a test provokes
+        self.pause = 260  # milliseconds: all timers of the page are shorter
         page.set_default_timeout(PATIENCE)
         page.on("console", lambda said: said.type in ("error", "warning") and self._note(f"console: {said.text}"))
         page.on("pageerror", lambda error: self._note(f"error: {error}"))
@@ -81,10 +110,19 @@ class Watched:
         )
 
     def settle(self) -> None:
-        """Waits until what was done is drawn: all timers of the page are shorter than this."""
-        self.page.evaluate(
-            "() => new Promise(done => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 260))"
-        )
+        """Waits until what was done is drawn."""
+        self.page.evaluate(SETTLE, self.pause)
+
+    def leave(self) -> None:
+        """Checks that nothing went wrong, and makes the page ready for the next test."""
+        self.settle()
+        self.page.evaluate("() => { try { sessionStorage.clear() } catch { /* about:blank has none */ } }")
+        self.page.unroute_all()
+        self.page.context.set_offline(False)
+        self.page.goto("about:blank")
+        self.page.set_viewport_size(SIZE)
+        problems, self.problems, self.allowed = self.problems, [], []
+        assert not problems, problems
 
     @property
     def fragment(self) -> str:
@@ -136,24 +174,38 @@ def browser() -> Iterator:
 
 
 @contextmanager
-def visiting(browser, first_visit: bool = False, **wanted) -> Iterator[Watched]:
+def visiting(browser, first_visit: bool = False, hurried: bool = True, **wanted) -> Iterator[Watched]:
     """A fresh page of somebody who has been here before; at a first visit the tour starts."""
-    options = {"viewport": {"width": 1280, "height": 820}, "color_scheme": "light", "locale": "en-GB"}
+    options = {"viewport": SIZE, "color_scheme": "light", "locale": "en-GB", "reduced_motion": "reduce"}
     context = browser.new_context(**options | wanted)
     if not first_visit:
         context.add_init_script(SEEN_TOUR)
     page = Watched(context.new_page())
+    if hurried:
+        context.add_init_script(HURRY)
+        page.pause = 40
     yield page
-    page.settle()
+    page.leave()
     context.close()
-    assert not page.problems, page.problems
+
+
+@pytest.fixture(scope="module")
+def visitor(browser) -> Iterator[Watched]:
+    """The page that the tests of a module share."""
+    with visiting(browser) as page:
+        yield page
 
 
 @pytest.fixture
 def watched(browser, request) -> Iterator[Watched]:
-    """A fresh page; the test fails if anything went wrong in it."""
-    with visiting(browser, **getattr(request, "param", {})) as page:
-        yield page
+    """A page as at its start; the test fails if anything went wrong in it. With other options it is a fresh one."""
+    if hasattr(request, "param"):
+        with visiting(browser, **request.param) as page:
+            yield page
+        return
+    visitor = request.getfixturevalue("visitor")
+    yield visitor
+    visitor.leave()
 
 
 @pytest.fixture

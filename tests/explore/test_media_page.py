@@ -151,6 +151,7 @@ def test_a_letter_shows_its_moment_and_a_moment_its_letters(watched, pages):
     page.locator(".map-canvas").wait_for()
 
 
+@pytest.mark.parametrize("watched", [{}], indirect=True)  # a page of its own, for its script
 def test_a_later_part_of_a_recording_has_the_times_of_the_recording(watched, pages):
     watched.page.add_init_script(
         """window.written = []; const { fillText } = CanvasRenderingContext2D.prototype;

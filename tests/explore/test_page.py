@@ -114,7 +114,7 @@ def test_all_languages_say_the_same_things():
     said = [
         set(
             re.findall(
-                r"^  (\w+): ",
+                r"^  (\w+):",
                 "".join((PAGE / "words" / f"{language}{part}.js").read_text("utf-8") for part in ("", "_guide")),
                 re.M,
             )
@@ -195,7 +195,7 @@ def test_of_two_pinned_tokens_table_and_sentence_have_the_mean_or_the_sum(watche
     watched.until("#subject", "2 个词元之和")
     watched.page.evaluate("hash => { location.hash = hash }", f"{START}&pins=target:7,target:9&language=zh")
     watched.until("#subject", "2 个词元的平均")
-    watched.until("#explanation", "这个头平均把")
+    watched.until("#explanation", "这个注意力头平均把")
 
 
 def test_who_looks_at_a_token_is_its_column(watched, short, translated):
@@ -822,7 +822,6 @@ def test_a_file_of_several_texts_shows_each_and_its_link_says_which(watched, fol
     weights = records.weights_of(record["decoder.1.self"], 1)[2]
     for call in record.calls:
         call.about.notes = [
-            "translated in 2 parts",  # as records of earlier versions say it
             "the translation was written in 2 parts",
             "numbers of the text are missing in the translation: 7, 1,000",
             "the model wrote bytes that are no character, shown as \ufffd",
@@ -830,7 +829,6 @@ def test_a_file_of_several_texts_shows_each_and_its_link_says_which(watched, fol
     url = write_page(record, folder / "several.html").as_uri()
     watched.open(url, "at=decoder.1.self/2&language=zh")
     page = watched.page
-    assert "分 2 部分翻译" in watched.text("#notes")
     assert "译文分 2 部分生成" in watched.text("#notes")
     assert "译文中缺少原文的数字：7, 1,000" in watched.text("#notes")
     assert "模型输出了无效的字节，以 \ufffd 显示" in watched.text("#notes")
@@ -860,7 +858,7 @@ def test_a_file_shows_what_the_model_did_without_a_head(watched, folder):
     assert first[1:3] == ["–", "0.750"]
     assert watched.text(".verdict") == "Without it the answer changes: it matters here."
     page.keyboard.press("l")
-    watched.until("#axes-note", "这个头已停用。这里显示的仍是停用前它看的地方。")
+    watched.until("#axes-note", "这个注意力头已停用。这里显示的仍是停用前它看的地方。")
     assert watched.text("figcaption .off-mark") == "已停用"
     assert watched.text(".verdict") == "停用后输出变了：它在这里起作用。"
     page.keyboard.press("l")

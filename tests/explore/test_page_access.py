@@ -93,8 +93,9 @@ def test_numbers_on_every_colour_can_be_read(watched, pages):
         watched.offer_modules()
         watched.open(opened.url)
         pairs = watched.page.evaluate(
-            """async (base) => { const { Scale, COLOUR_NAMES } = await import(base + "draw/colours.js");
-            return COLOUR_NAMES.flatMap((name) => [false, true].flatMap((dark) => {
+            """async (base) => { const { Scale } = await import(base + "draw/colours.js");
+            const { CHOICES } = await import(base + "state/store.js");
+            return CHOICES.colours.flatMap((name) => [false, true].flatMap((dark) => {
               const scale = new Scale(name, dark);
               return Array.from({ length: 256 }, (_, i) => [scale.hex(i / 255), scale.ink(i / 255)]) })) }""",
             opened.url,

@@ -135,7 +135,7 @@ def test_the_sentence_follows_rows_columns_cells_steps_and_two_heads(watched, pa
     assert lines.startswith(f"Writing ill, the mean of 8 heads gives {mean} of its attention to ")
     assert watched.page.locator("#axes-note").is_hidden()
     assert sentence(watched, f"{begin}&pins=target:10&language=zh") == (
-        "写“ill”时，这个头把 93% 的注意力给了“病”；"
+        "写“ill”时，这个注意力头把 93% 的注意力给了“病”；"
         "在这段文本中，它大多每次集中看源文的一个词，并随着输出换到别的词（对齐）。"
     )
 
@@ -226,7 +226,7 @@ def test_every_role_and_measure_has_a_line_in_both_languages():
         text = (PAGE / "words" / f"{language}_guide.js").read_text(encoding="utf-8")
         keys = {
             part: set(
-                re.findall(r'(?:^|[{,]) +"?([\w ]+?)"?: "', text.split(f"  {part}: {{")[1].split("\n  },")[0], re.M)
+                re.findall(r'(?:^|[{,]) +"?([\w ]+?)"?:(?= "| \[|\n)', text.split(f"  {part}: {{")[1].split("\n  },")[0], re.M)
             )
             for part in ("does", "roleLines", "terms")
         }
@@ -250,7 +250,7 @@ UNCOVERED = """() => {
 }"""
 
 
-@pytest.mark.parametrize("watched", [{"has_touch": True}], indirect=True)
+@pytest.mark.parametrize("watched", [{"has_touch": True, "hurried": False}], indirect=True)
 def test_terms_explain_themselves_on_hover_focus_and_touch_until_escape(watched, pages):
     watched.open(pages["short"], f"at={HEAD}/0&pins=target:10")
     page, line = watched.page, watched.page.locator("#definition")
@@ -272,14 +272,14 @@ def test_terms_explain_themselves_on_hover_focus_and_touch_until_escape(watched,
     watched.until("#definition", "End mark: not a word.")
     page.keyboard.press("Escape")
     page.locator("#title .term").hover()
-    watched.until("#definition", "6 in the part that reads, 3 in the part that writes")
+    watched.until("#definition", "6 layers read the source and 3 layers write the output")
     assert watched.text("#chances").endswith("no surprising word")
     page.keyboard.press("Escape")
     page.locator("#chances .term").last.hover()
-    watched.until("#definition", "only if another one was at least 10 times as likely in its place")
+    watched.until("#definition", "if another word was at least 10 times as likely in its place")
     page.keyboard.press("Escape")
     page.locator("figcaption strong .term").hover()
-    watched.until("#definition", "Head: one of the many small readers inside the model.")
+    watched.until("#definition", "Head: a part of a layer that decides")
     page.locator("#roles button", has_text="delimiter").tap()
     watched.until("#definition", "Delimiter: looks mostly at punctuation")
     assert watched.audit() == []

@@ -251,7 +251,7 @@ def test_a_word_is_hidden_from_the_model_and_a_layer_or_a_role_is_switched_off(w
                 loss = live._repeat(live.tracer, record.calls[0])["loss"]
             assert f"→ {loss:.2f}" in watched.text("#ablation p:last-child")
             assert watched.text("figcaption .off-mark") == "switched off"
-            watched.until("#axes-note", "This head is switched off. Shown here is still where it looked before.")
+            watched.until("#axes-note", "This head is switched off. The page still shows where it looked before.")
             check_verdict(watched, float(watched.text("#ablation p:last-child").split()[1]), round(loss, 2))
             watched.page.locator("#switch-off").click()
             watched.page.locator("#ablated").wait_for(state="detached")
@@ -291,7 +291,7 @@ def hide_a_word(watched: Watched, live: LiveModel, record: Record) -> None:
     assert f"→ {loss:.2f}" in watched.text("#hiding")
     assert page.locator("#source-text .token.concealed").all_inner_texts() == ["世界"]
     assert watched.text("figcaption .off-mark") == "“世界” hidden"
-    watched.until("#axes-note", "“世界” is hidden from the model. Shown here is still where this head looked before.")
+    watched.until("#axes-note", "“世界” is hidden from the model. The page still shows where this head looked before.")
     assert watched.text("#hiding .verdict") == "With this hidden the answer changes: it matters here."
     page.locator("#hide-word").click()
     page.locator("#hidden-answer").wait_for(state="detached")

@@ -1,25 +1,23 @@
 // The page starts here: opens the source, makes the panes, and updates them when the state changes.
 
-import { clearAblations } from "./panes/ablation_pane.js";
+import { checkScene, openSource } from "./data/source.js";
+import { isDark, readLook } from "./draw/colours.js";
+import { afterQuiet, byId } from "./draw/elements.js";
+import { Centre } from "./panes/centre_pane.js";
 import { fillDefinitions, listenToTerms } from "./panes/definitions.js";
 import { Explanation } from "./panes/explanation.js";
-import { Atlas } from "./panes/head_atlas.js";
-import { Centre } from "./panes/centre_pane.js";
-import { afterQuiet, byId } from "./draw/elements.js";
-import { Explorer } from "./state/explorer.js";
 import { announce, copyLink, saveCsv, saveJson, savePng, saveSvg } from "./panes/export_menu.js";
-import { Finder } from "./state/token_search.js";
-import { hintAtArrows, listenToKeys, openHelp } from "./panes/keyboard.js";
-import { readTheme } from "./draw/colours.js";
-import { nextLanguage, say, setLanguage, translate } from "./words/languages.js";
-import { nameRows, currentRows } from "./data/decoder_rows.js";
-import { checkScene, openSource } from "./data/source.js";
-import { DEFAULTS, Store, firstHead, partOf, writeAddress, stateOf } from "./state/store.js";
+import { Atlas } from "./panes/head_atlas.js";
+import { FOCUS, focusOn, hintAtArrows, listenToKeys, openHelp } from "./panes/keyboard.js";
 import { TextPane } from "./panes/text_pane.js";
 import { TokenPane } from "./panes/token_pane.js";
+import { Finder } from "./panes/token_search.js";
 import { Tour } from "./panes/tour.js";
+import { Explorer } from "./state/explorer.js";
+import { DEFAULTS, firstHead, partOf, Store, stateOf, writeAddress } from "./state/store.js";
+import { nextLanguage, say, setLanguage, translate } from "./words/languages.js";
 
-const NOTHING_CHOSEN = { pins: [], step: null, view: null, cursor: null, other: null }; // as in a text that has just been read
+const NOTHING_CHOSEN = { pins: [], step: null, view: null, cursor: null, other: null }; // as after reading a text
 
 class Page {
   constructor(scene, source) {
@@ -27,19 +25,14 @@ class Page {
     const explorer = new Explorer(scene, source, store);
     this.explorer = explorer;
     this.applyTheme();
-    const shownOn = (axis, chosen, follow) => explorer.shownOn(axis, chosen, follow);
-    this.centre = new Centre(explorer, shownOn);
-    explorer.firstMap = this.centre.firstMap;
-    explorer.arrived = () => this.centre.repaint();
-    explorer.pictureArrived = () => document.documentElement.dataset.shown && this.renewPictures();
+    this.centre = new Centre(explorer);
     this.atlas = new Atlas(explorer);
-    this.texts = new TextPane(explorer, shownOn);
-    this.tokens = new TokenPane(explorer, shownOn, this.centre);
+    this.texts = new TextPane(explorer);
+    this.tokens = new TokenPane(explorer, this.centre);
     this.explanation = new Explanation(explorer, this.centre);
     this.tour = new Tour(explorer);
     listenToTerms();
     this.finder = new Finder(explorer, this.centre);
-    explorer.replace = (coming) => this.replace(coming);
     this.remember = afterQuiet(150, () => writeAddress(explorer.state));
     this.follow = afterQuiet(70, () => this.updateTexts());
     store.listen((changed) => this.update(changed));
@@ -49,13 +42,14 @@ class Page {
   /** Sets theme and language, as chosen or as the system has them. */
   applyTheme() {
     const { explorer } = this;
-    document.documentElement.dataset.theme = explorer.dark ? "dark" : "light";
+    document.documentElement.dataset.theme = isDark(explorer.state.theme) ? "dark" : "light";
     setLanguage(explorer.state.language);
     translate(document);
     fillDefinitions();
-    explorer.look = readTheme();
+    explorer.look = readLook(explorer.state.colours);
   }
 
+  /** Shows another scene in all panes. */
   renew() {
     this.centre.renew();
     this.texts.renew();
@@ -65,22 +59,33 @@ class Page {
     this.showChoices();
   }
 
+  /** Updates what depends on these values and events of the store. */
   update(changed) {
     const any = (...keys) => keys.some((key) => changed.has(key));
-    if (changed.has("rows")) nameRows(this.explorer);
+    if (any("coming")) this.replace(this.explorer.coming);
+    if (any("scene")) return this.renew();
+    if (any("rows")) this.explorer.nameRows();
     if (any("theme", "language", "colours")) {
       this.applyTheme();
       return this.renewPanes();
     }
+    if (any("painted")) {
+      this.atlas.loadThumbs();
+      this.tour.startAtFirstVisit();
+    }
     if (any("name", "head", "other", "direction", "drawing", "averaged", "curve", "rows")) this.centre.build();
-    else if (any("pins", "step", "cursor")) this.centre.repaint();
-    if (changed.has("sort") && this.explorer.state.sort === "effect") this.sortByEffect();
+    else if (any("pins", "step", "cursor", "weights", "pictures", "ablation")) this.centre.repaint();
+    if (any("picking")) this.centre.showPicking();
+    if (any("sort") && this.explorer.state.sort === "effect") this.sortByEffect();
     if (any("name", "head", "other", "sort", "order", "role")) this.atlas.build();
-    if (any("name", "head", "other", "pins", "direction", "step", "rows", "shading", "drawing", "averaged")) this.updateTexts();
-    else if (changed.has("cursor")) this.follow();
-    if (changed.has("drawing") || (changed.has("pins") && this.centre.pictured)) this.centre.repaint();
+    if (any("name", "head", "other", "pins", "direction", "step", "rows", "shading", "drawing", "averaged")) {
+      this.updateTexts();
+    } else if (any("pictures")) this.updateTexts();
+    else if (any("cursor")) this.follow();
+    if (any("ablation")) this.showAblation();
+    if (any("drawing") || (any("pins") && this.centre.pictured)) this.centre.repaint();
     if (any("name", "drawing")) this.tour.render();
-    this.remember();
+    if ([...changed].some((key) => key in DEFAULTS)) this.remember();
   }
 
   async sortByEffect() {
@@ -93,27 +98,19 @@ class Page {
       announce(problem.message);
     }
     if (explorer.noEffects) explorer.store.set({ sort: "layer" });
-    this.atlas.built = "";
-    this.atlas.build();
+    this.atlas.rebuild();
     this.centre.build();
   }
 
   renewPanes() {
-    this.atlas.built = "";
     this.centre.build();
     this.texts.renew();
     this.tokens.renew();
-    this.atlas.build();
+    this.atlas.rebuild();
     this.explanation.update();
     this.tour.render();
     this.showChoices();
     this.remember();
-  }
-
-  renewPictures() {
-    this.texts.update();
-    this.tokens.update();
-    this.centre.repaint();
   }
 
   updateTexts() {
@@ -124,13 +121,21 @@ class Page {
     this.showChoices();
   }
 
+  showAblation() {
+    this.tokens.paintModel();
+    this.texts.update();
+    this.explanation.update();
+    byId(this.explorer.ablation.pane)?.scrollIntoView({ block: "nearest" });
+  }
+
   showChoices() {
-    const { state } = this.explorer;
+    const { rows, state } = this.explorer;
     byId("curve").value = state.curve;
     byId("colours").value = state.colours;
-    const rows = currentRows(this.explorer);
     byId("rows").classList.toggle("absent", !rows);
-    for (const button of byId("rows").querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.value === rows));
+    for (const button of byId("rows").querySelectorAll("button")) {
+      button.setAttribute("aria-pressed", String(button.value === rows));
+    }
   }
 
   listen() {
@@ -139,9 +144,9 @@ class Page {
     const actions = {
       pinCursor: () => this.pinCursor(),
       escape: () => this.escape(),
-      switchTheme: () => store.set({ theme: explorer.dark ? "light" : "dark" }),
+      switchTheme: () => store.set({ theme: explorer.look.dark ? "light" : "dark" }),
       switchLanguage: () => store.set({ language: nextLanguage() }),
-      switchRows: () => currentRows(explorer) && store.set({ rows: currentRows(explorer) === "written" ? "read" : "written" }),
+      switchRows: () => explorer.rows && store.set({ rows: explorer.rows === "written" ? "read" : "written" }),
       play: () => this.texts.play(),
       startTour: () => this.tour.start(),
       switchDrawing: () => store.set({ drawing: centre.nextDrawing }),
@@ -155,23 +160,26 @@ class Page {
     on("save-json", "click", () => saveJson(explorer, centre));
     on("save-csv", "click", () => saveCsv(explorer, centre));
     on("copy-link", "click", () => copyLink(explorer));
-    on("curve", "change", (event) => store.set({ curve: event.target.value }));
-    on("colours", "change", (event) => store.set({ colours: event.target.value }));
-    on("averaged", "change", (event) => store.set({ averaged: event.target.value }));
-    on("views", "change", (event) => this.replace(explorer.source.scene(Number(event.target.value))));
+    for (const id of ["curve", "colours", "averaged"]) {
+      on(id, "change", (event) => store.set({ [id]: event.target.value }));
+    }
+    on("views", "change", (event) => explorer.open(explorer.source.scene(Number(event.target.value))));
     on("skip", "click", (event) => {
       event.preventDefault(); // the address is for the view
-      document.querySelector(".map-canvas, .map-view .picture, .lines-view .token[tabindex='0']")?.focus();
+      focusOn(FOCUS.map)();
     });
     on("another", "submit", (event) => this.readAnotherText(event));
     on("another-text", "input", () => this.warnOfLength());
     on("another-cancel", "click", () => explorer.source.cancel());
     on("another-file", "change", (event) => this.readAnotherFile(event.target));
-    for (const button of byId("drawings").querySelectorAll("button")) {
-      button.addEventListener("click", () => store.set({ drawing: button.value }));
-    }
-    for (const button of byId("rows").querySelectorAll("button")) {
-      button.addEventListener("click", () => store.set({ rows: button.value }));
+    for (const [id, key] of [
+      ["drawings", "drawing"],
+      ["rows", "rows"],
+      ["directions", "direction"],
+    ]) {
+      for (const button of byId(id).querySelectorAll("button[value]")) {
+        button.addEventListener("click", () => store.set({ [key]: button.value }));
+      }
     }
     listenToKeys(explorer, centre, actions);
     hintAtArrows();
@@ -206,10 +214,8 @@ class Page {
     const { explorer } = this;
     const { state } = explorer;
     if (state.cursor) this.centre.point(this.centre.views[0], null, null); // and its tip
-    if (explorer.picking) {
-      explorer.picking = false;
-      this.centre.build();
-    } else if (byId("find").value) this.finder.clear();
+    if (state.picking) explorer.store.set({ picking: false });
+    else if (byId("find").value) this.finder.clear();
     else if (state.pins.length) explorer.unpin();
     else if (state.other) explorer.store.set({ other: null });
     else if (state.role) explorer.store.set({ role: null });
@@ -222,15 +228,16 @@ class Page {
     const text = byId("another-text").value.trim();
     const limit = this.explorer.scene.limits?.[0] ?? Infinity;
     if (Array.from(text).length > limit) return this.warnOfLength();
-    if (!text) return (byId("another-problem").textContent = say("noText"));
-    if (!byId("another").hasAttribute("aria-busy")) this.replace(this.explorer.source.look(text));
+    if (!text) byId("another-problem").textContent = say("noText");
+    else if (!byId("another").hasAttribute("aria-busy")) this.explorer.open(this.explorer.source.look(text));
   }
 
   /** Says that a text is too long, before it is sent. */
   warnOfLength() {
     const length = Array.from(byId("another-text").value.trim()).length;
-    const most = this.explorer.scene.limits?.[0] ?? Infinity;
-    byId("another-problem").textContent = length > most ? say("tooLong", { count: length.toLocaleString("en"), most: most.toLocaleString("en") }) : "";
+    const limit = this.explorer.scene.limits?.[0] ?? Infinity;
+    const [count, most] = [length, limit].map((number) => number.toLocaleString("en"));
+    byId("another-problem").textContent = length > limit ? say("tooLong", { count, most }) : "";
   }
 
   /** Shows for how long a text is being read; the function that it returns ends that. */
@@ -254,17 +261,11 @@ class Page {
   /** Sends another picture or sound to the model. */
   readAnotherFile(input) {
     const [file] = input.files;
-    if (file && !byId("another").hasAttribute("aria-busy")) this.replace(this.explorer.source.lookAtFile(file));
+    if (file && !byId("another").hasAttribute("aria-busy")) this.explorer.open(this.explorer.source.lookAtFile(file));
     input.value = ""; // the same file may be chosen again
   }
 
-  /** Says that the text of this tab is no longer kept: what the address says about its tokens is not for this text. */
-  showLoss(problem) {
-    Object.assign(this.explorer.state, { part: this.explorer.scene.view ?? 0, ...NOTHING_CHOSEN });
-    byId("another-problem").textContent = problem.message;
-  }
-
-  /** Replaces the scene of the page. */
+  /** Replaces the scene of the page by another one, once it has come. */
   async replace(coming) {
     const { explorer } = this;
     byId("another").setAttribute("aria-busy", "true");
@@ -274,10 +275,9 @@ class Page {
       const scene = checkScene(await coming);
       const { name, head } = explorer.state;
       explorer.renew(scene);
-      clearAblations();
-      const same = explorer.attentionOf(name)?.heads.some((one) => one.number === head);
-      Object.assign(explorer.state, { part: scene.view ?? 0, ...NOTHING_CHOSEN, ...(same ? {} : firstHead(scene)) });
-      this.renew();
+      const same = explorer.attentionOf(name)?.heads.some(({ number }) => number === head);
+      explorer.store.set({ part: scene.view ?? 0, ...NOTHING_CHOSEN, ...(same ? {} : firstHead(scene)) });
+      explorer.store.emit("scene");
       this.remember();
       byId("another-text").blur();
       if (explorer.state.sort === "effect") this.sortByEffect(); // those of the text before say nothing about this one
@@ -292,7 +292,8 @@ class Page {
 /** Shows an error instead of the page. */
 function fail(problem) {
   document.documentElement.dataset.ready = "failed";
-  for (const part of document.querySelectorAll("header, main, footer, .skip")) part.hidden = true; // keys reach nothing behind it
+  const parts = document.querySelectorAll("header, main, footer, .skip");
+  for (const part of parts) part.hidden = true; // keys reach nothing behind the message
   byId("failed").hidden = false;
   byId("failed-reason").textContent = problem.message;
   byId("retry").addEventListener("click", () => location.reload());
@@ -302,14 +303,17 @@ async function start() {
   setLanguage("auto");
   translate(document);
   try {
-    const { scene, source } = await openSource(location.hash);
-    const page = new Page(scene, source);
-    if (source.lost) page.showLoss(source.lost);
+    const { scene: first, source } = await openSource();
+    const part = partOf(location.hash, first);
+    const page = new Page(part === (first.view ?? 0) ? first : checkScene(await source.scene(part)), source);
+    const { explorer } = page;
+    if (source.lost) {
+      explorer.store.set(NOTHING_CHOSEN); // the address is about tokens of the text that is lost
+      byId("another-problem").textContent = source.lost.message;
+    }
     page.renew();
     document.documentElement.dataset.shown = "yes";
-    page.tour.startAtFirstVisit();
-    page.renewPictures(); // those that were loaded before
-    if (page.explorer.state.sort === "effect") page.sortByEffect(); // a link may ask for it
+    if (explorer.state.sort === "effect") page.sortByEffect(); // a link may ask for it
   } catch (problem) {
     fail(problem);
   }

@@ -1,7 +1,7 @@
 // FileSource: reads the numbers that are inside the HTML file.
 
-import { Blocks, complete, floatsOf, meaning } from "./tensor_decoding.js";
 import { largest, poolWeights } from "./pooling.js";
+import { Blocks, complete, floatsOf, meaning } from "./tensor_decoding.js";
 
 export const TOP_SHOWN = 10;
 const FLOATS_KEPT = 4;
@@ -46,13 +46,13 @@ export class FileSource {
     return { rows, columns, values: this.part(await this.blocks.numbers(entry), entry, place, rows * columns) };
   }
 
-  /** By how much the numbers of this head may be wrong, as they are rounded; those of its map, or of its top keys alone. */
+  /** By how much the rounded numbers of this head may be wrong: its weights, its map, or with `tops` its top keys. */
   precision(name, head, tops = false) {
     const kind = this.exact(name, head) ? "weights" : tops ? "top_weights" : "map";
     return 0.5 / (this.data[name]?.[kind]?.levels ?? Infinity);
   }
 
-  /** A window in blocks of so many queries and keys; all of its map if the file does not have every weight of this head. */
+  /** A window in blocks of height × width; the whole map if the file lacks exact weights of this head. */
   async window(name, head, q0, q1, k0, k1, height, width) {
     const { first, blocks, estimated } = this.attentions.get(name);
     const place = [q0 - first[0], q1 - first[0], k0 - first[1], k1 - first[1]];
@@ -85,13 +85,23 @@ export class FileSource {
       const sums = await this.perKey(name, head, "sums");
       const received = sums ? sums[place] : line.reduce((sum, weight) => sum + weight, 0);
       const close = !sums && this.precision(name, head) * counts[0] > SUM_ERROR;
-      return { close, weights: line, top: largest(line, TOP_SHOWN).map(([at, weight]) => [at + first[0], weight]), received };
+      return {
+        close,
+        weights: line,
+        top: largest(line, TOP_SHOWN).map(([at, weight]) => [at + first[0], weight]),
+        received,
+      };
     }
     const tops = await this.tops(name, head);
     const received = await this.perKey(name, head, "received");
     return {
       weights: null,
-      top: tops ? tops.on(key).slice(0, TOP_SHOWN).map(([at, weight]) => [at + first[0], weight]) : [],
+      top: tops
+        ? tops
+            .on(key)
+            .slice(0, TOP_SHOWN)
+            .map(([at, weight]) => [at + first[0], weight])
+        : [],
       received: received ? received[key - first[1]] : null,
     };
   }
@@ -125,7 +135,9 @@ export class FileSource {
   placeOf(name, head, kind) {
     const entry = this.data[name]?.[kind];
     if (!entry) return -1;
-    return entry.heads ? entry.heads.indexOf(head) : this.attentions.get(name).heads.findIndex((one) => one.number === head);
+    return entry.heads
+      ? entry.heads.indexOf(head)
+      : this.attentions.get(name).heads.findIndex((one) => one.number === head);
   }
 
   part(numbers, entry, place, length) {
@@ -158,7 +170,10 @@ export class FileSource {
       const size = queries * keys;
       const hidden = mask ? await this.blocks.numbers(mask) : null;
       const start = hidden && mask.shape[0] > 1 ? place * size : 0;
-      this.floats.set(key, floatsOf(numbers.subarray(place * size, (place + 1) * size), entry, hidden?.subarray(start, start + size)));
+      this.floats.set(
+        key,
+        floatsOf(numbers.subarray(place * size, (place + 1) * size), entry, hidden?.subarray(start, start + size)),
+      );
     }
     return { numbers: this.floats.get(key), unit, at: (q) => [q * keys, keys] };
   }

@@ -1,4 +1,6 @@
-// Weights as text: in cells one format for a whole view, in tips as many digits as are known.
+// Numbers as text: in cells one format for a whole view, in tips as many digits as are known.
+
+import { say } from "../words/languages.js";
 
 const MOST_DIGITS = 6;
 const LETTER = 0.58; // the width of a digit, in font sizes
@@ -16,7 +18,7 @@ export function oddText(value) {
   return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
 }
 
-/** The decimals that are known of numbers that may be wrong by `precision`, at most so many. */
+/** The decimals that are known of numbers that may be wrong by `precision`, at most `most`. */
 function knownDigits(precision, most) {
   return precision > 0 ? Math.max(1, Math.min(most, Math.floor(-Math.log10(2 * precision) + 1e-9))) : most;
 }
@@ -32,7 +34,7 @@ export function formatWeight(weight, precision = 0) {
   return weight.toFixed(digits);
 }
 
-/** Whether numbers that may be wrong by `precision` are exact for all that is shown of them: a hundredth of the even weight of so many keys. */
+/** Whether an error of `precision` is too small to be seen: below a hundredth of the even weight of these keys. */
 export function isExact(precision, keys) {
   return precision < Math.min(0.00005, 0.01 / keys);
 }
@@ -51,7 +53,7 @@ function powerOfTen(weight) {
 /**
  * The format of all weights of a view: two digits of the largest of them; null if cells are too small for that.
  * Weights that it would round to zero are "<0.01", and zero is "0".
- * @returns {{size: number, text: (share: number) => string, least: number} | null} smaller ones than `least` are "<0.01"
+ * @returns {{size: number, text: (share: number) => string, least: number} | null} `least`: smaller ones are "<0.01"
  */
 export function cellFormat(high, wide, largest, precision = 0) {
   if (!(largest > 0)) return null;
@@ -64,7 +66,7 @@ export function cellFormat(high, wide, largest, precision = 0) {
   const shorten = (text) => (whole ? text : text.replace("0.", "."));
   const least = 0.5 * 10 ** -digits;
   const small = shorten(`<${(10 ** -digits).toFixed(digits)}`);
-  const roomy = (small.length * LETTER * size) <= wide - 2;
+  const roomy = small.length * LETTER * size <= wide - 2;
   const text = (share) => {
     const odd = oddText(share);
     if (odd) return odd;
@@ -76,10 +78,13 @@ export function cellFormat(high, wide, largest, precision = 0) {
 
 /** The decimals of a list of weights: three, or two digits of the largest if that is more, as far as they are known. */
 export function listDigits(largest, precision = 0) {
-  return knownDigits(precision, largest > 0 ? Math.max(3, Math.min(MOST_DIGITS, Math.floor(-Math.log10(largest)) + 2)) : 3);
+  return knownDigits(
+    precision,
+    largest > 0 ? Math.max(3, Math.min(MOST_DIGITS, Math.floor(-Math.log10(largest)) + 2)) : 3,
+  );
 }
 
-/** A weight of a list: "<0.001" for small ones and those that the file rounds to 0, "0" for zero, "–" for hidden and unknown ones. */
+/** A weight of a list: "<0.001" if small or rounded to 0 by the file, "0" for zero, "–" if hidden or unknown. */
 export function formatListed(weight, digits, precision) {
   if (weight === null || isHidden(weight)) return "–";
   const odd = oddText(weight);
@@ -88,7 +93,10 @@ export function formatListed(weight, digits, precision) {
   return weight < 0.5 * 10 ** -digits ? `<${(10 ** -digits).toFixed(digits)}` : weight.toFixed(digits);
 }
 
-/** A share in percent: whole numbers, with a decimal below 10 and near 100, and one digit below 0.1; fewer where weights may be wrong by `precision`. */
+/**
+ * A share in percent: whole numbers, with a decimal below 10 and near 100, and one digit below 0.1.
+ * Digits that an error of `precision` makes unknown are left out.
+ */
 export function formatShare(share, precision = 0) {
   const odd = oddText(share);
   if (odd) return odd;
@@ -101,5 +109,32 @@ export function formatShare(share, precision = 0) {
   if (percent >= 0.095) return percent.toFixed(1);
   const known = Math.max(1, knownDigits(precision, 6) - 2);
   const digits = percent > 0 ? Math.min(known, Math.ceil(-Math.log10(percent))) : known;
-  return percent < 0.5 * 10 ** -digits || share < precision ? `<${(10 ** -digits).toFixed(digits)}` : percent.toFixed(digits);
+  return percent < 0.5 * 10 ** -digits || share < precision
+    ? `<${(10 ** -digits).toFixed(digits)}`
+    : percent.toFixed(digits);
+}
+
+/** A number with so many decimals; "<0.001" for smaller ones, "–" for none. */
+export function formatNumber(value, digits = 3) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits) return `<${(10 ** -digits).toFixed(digits)}`;
+  return value.toFixed(digits);
+}
+
+/** A probability as a percentage: "93 %", "2.4 %", "<0.1 %"; without the space in Chinese. */
+export function formatPercent(share) {
+  const short = share === 0 || share === 1 || (share >= 0.0995 && share < 0.985);
+  const number =
+    share > 0 && share < 0.001 ? "<0.1" : share < 1 && share >= 0.9995 ? ">99.9" : (share * 100).toFixed(short ? 0 : 1);
+  return say("percentOf", { number });
+}
+
+/** A whole number with thin spaces: 100 000. */
+export function formatCount(value) {
+  return String(Math.round(value)).replace(/\B(?=(\d{3})+(?!\d))/g, "\u2009");
+}
+
+/** The number nearest to `value` from `low` to `high`. */
+export function clamp(low, value, high) {
+  return Math.max(low, Math.min(high, value));
 }

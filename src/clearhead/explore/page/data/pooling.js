@@ -1,7 +1,7 @@
 // Sums of weights over blocks of tokens.
 
 /** How many blocks of this size cover so many tokens. */
-export function blocksIn(tokens, block) {
+function blocksIn(tokens, block) {
   return Math.ceil(tokens / block);
 }
 

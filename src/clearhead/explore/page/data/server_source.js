@@ -117,7 +117,9 @@ export class ServerSource {
 
   async lookAtFile(file) {
     const reader = new FileReader();
-    const read = new Promise((resolve, reject) => Object.assign(reader, { onload: resolve, onerror: () => reject(reader.error) }));
+    const read = new Promise((resolve, reject) =>
+      Object.assign(reader, { onload: resolve, onerror: () => reject(reader.error) }),
+    );
     reader.readAsDataURL(file);
     await read;
     return this.read("look", { name: file.name, data: reader.result.slice(reader.result.indexOf(",") + 1) });

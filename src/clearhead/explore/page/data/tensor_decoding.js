@@ -18,7 +18,9 @@ function fromSevens(text) {
   for (let i = 0, place = 0; place < bytes.length; i++) {
     bits = ((bits << 7) | (text.charCodeAt(i) & 127)) & 0xffff;
     held += 7;
-    if (held >= 8) bytes[place++] = bits >> (held -= 8);
+    if (held < 8) continue;
+    held -= 8;
+    bytes[place++] = bits >> held;
   }
   return bytes;
 }
@@ -29,7 +31,7 @@ async function inflate(bytes) {
 }
 
 /** Joins byte planes (all low bytes, then the next ones …) into integers. */
-export function joinPlanes(bytes, planes) {
+function joinPlanes(bytes, planes) {
   if (planes === 1) return bytes;
   const count = bytes.length / planes;
   const numbers = planes === 2 ? new Uint16Array(count) : new Uint32Array(count);
@@ -42,7 +44,7 @@ export function joinPlanes(bytes, planes) {
 }
 
 /** Two numbers a byte, the first in the low bits; numbers from 15 on follow, minus 15, in two byte planes. */
-export function joinNibbles(bytes, count, rest) {
+function joinNibbles(bytes, count, rest) {
   const pairs = Math.ceil(count / 2);
   const more = joinPlanes(bytes.subarray(pairs, pairs + 2 * rest), 2);
   const numbers = new Uint16Array(count);
@@ -101,7 +103,12 @@ export class Blocks {
     const buffer = await inflate(bytesOf(element.textContent, entry.coding));
     if (entry.type === "float32") return new Float32Array(buffer);
     const bytes = new Uint8Array(buffer);
-    if (entry.pack === "nibbles") return joinNibbles(bytes, entry.shape.reduce((one, other) => one * other), entry.rest);
+    if (entry.pack === "nibbles")
+      return joinNibbles(
+        bytes,
+        entry.shape.reduce((one, other) => one * other),
+        entry.rest,
+      );
     return joinPlanes(bytes, entry.planes ?? 1);
   }
 
@@ -123,8 +130,10 @@ export function meaning(entry, place) {
   return (raw) => (entry.odd && raw > levels ? odd[raw - levels - 1] : (raw / levels) * scale);
 }
 
-/** Levels as floats, with -0 for what is hidden, and the codes after the last level for NaN, infinity and minus infinity. */
+/** Levels as floats; -0 is hidden, and the three codes after the last level are NaN, infinity and minus infinity. */
 export function floatsOf(numbers, entry, hidden) {
   const codes = [NaN, Infinity, -Infinity];
-  return Float32Array.from(numbers, (raw, i) => (hidden?.[i] ? -0 : entry.odd && raw > entry.levels ? codes[raw - entry.levels - 1] : raw));
+  return Float32Array.from(numbers, (raw, i) =>
+    hidden?.[i] ? -0 : entry.odd && raw > entry.levels ? codes[raw - entry.levels - 1] : raw,
+  );
 }

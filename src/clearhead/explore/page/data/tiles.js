@@ -1,6 +1,5 @@
 // The tiles of one head: first the coarse map of everything, then tiles in the resolution of the screen.
 
-import { intensity } from "../draw/colours.js";
 import { poolWeights } from "./pooling.js";
 import { countSeeing, evenWeight } from "./visible_counts.js";
 
@@ -8,9 +7,10 @@ const TILE = 512; // pixels
 const MOST_WEIGHTS = 8192 ** 2; // of a tile: the server computes no more at once
 const NEAR = 8000; // the square root of the weights on the screen up to which they are worth their computation
 const TILES_KEPT = 40;
-export const EVEN = 4; // times what every visible key would get if all got the same: no scale ends below, or broad heads would look sharp
+// Times the even weight, which every visible key gets if all get the same. Broad heads are drawn pale.
+export const LEAST_SCALE_END = 4;
 const AT_ONCE = 4; // requests under way: while one is computed the next travel
-const HIDDEN = -(2 ** 31); // the bits of -0, the weight of what the mask hides
+export const HIDDEN_BITS = -(2 ** 31); // the bits of -0, the weight of what the mask hides
 
 /** The tiles of one head at all resolutions. */
 export class HeadTiles {
@@ -40,7 +40,10 @@ export class HeadTiles {
     try {
       const { name, counts, blocks } = this.attention;
       const map = await this.source.map(name, this.head);
-      this.base = this.makeTile({ q0: 0, q1: counts[0], k0: 0, k1: counts[1] }, { ...map, blocks, exact: !this.attention.estimated });
+      this.base = this.makeTile(
+        { q0: 0, q1: counts[0], k0: 0, k1: counts[1] },
+        { ...map, blocks, exact: !this.attention.estimated },
+      );
       this.largest = largestOf(this.base);
       this.typical = typicalOf(this.base);
       if (!this.whole && !this.finer) this.tops = await this.source.tops(name, this.head);
@@ -68,8 +71,19 @@ export class HeadTiles {
       return this.showing({ blocks: this.base.blocks, under: [], tiles: [this.base], finest: false });
     }
     const { found, complete } = this.covering(window, blocks);
-    if (!found.length) return this.showing({ blocks: this.base.blocks, under: [this.base, ...this.coarser(window, blocks)], tiles: [], finest: false });
-    return this.showing({ blocks, under: complete ? [] : [this.base, ...this.coarser(window, blocks)], tiles: found, finest: true });
+    if (!found.length)
+      return this.showing({
+        blocks: this.base.blocks,
+        under: [this.base, ...this.coarser(window, blocks)],
+        tiles: [],
+        finest: false,
+      });
+    return this.showing({
+      blocks,
+      under: complete ? [] : [this.base, ...this.coarser(window, blocks)],
+      tiles: found,
+      finest: true,
+    });
   }
 
   showing(view) {
@@ -77,7 +91,10 @@ export class HeadTiles {
     return view;
   }
 
-  /** The blocks for a window: sums of exact weights, or where those are too many, whole pixels of the recorded map; null if the first map has no finer. */
+  /**
+   * The blocks for a window: sums of exact weights, or where those are too many, whole pixels of the recorded map. Null
+   * if nothing is finer than the first map.
+   */
   blocksFor({ q0, q1, k0, k1 }, wanted) {
     const near = (q1 - q0) * (k1 - k0) <= NEAR ** 2;
     const doubled = (pixel, block) => pixel * 2 ** Math.max(0, Math.floor(Math.log2(block / pixel) + 0.3));
@@ -88,7 +105,8 @@ export class HeadTiles {
   /** Queries and keys of a tile: whole blocks, of few enough weights where they are not pixels of the recorded map. */
   spansOf(blocks) {
     const cells = [TILE, TILE];
-    if (this.pixel && blocks.every((block, side) => block % this.pixel[side] === 0)) return cells.map((count, side) => count * blocks[side]);
+    if (this.pixel && blocks.every((block, side) => block % this.pixel[side] === 0))
+      return cells.map((count, side) => count * blocks[side]);
     const size = (side) => Math.min(cells[side] * blocks[side], this.attention.counts[side]);
     while (size(0) * size(1) > MOST_WEIGHTS && Math.max(...cells) > 1) cells[size(0) >= size(1) ? 0 : 1] /= 2;
     return cells.map((count, side) => count * blocks[side]);
@@ -132,14 +150,19 @@ export class HeadTiles {
   coarser(window, blocks) {
     const rougher = (tile) => tile.blocks[0] > blocks[0] || tile.blocks[1] > blocks[1];
     const meets = (tile) => tile.q0 < window.q1 && tile.q1 > window.q0 && tile.k0 < window.k1 && tile.k1 > window.k0;
-    return [...this.tiles.values()].filter((tile) => rougher(tile) && meets(tile)).sort((one, other) => other.grain - one.grain);
+    return [...this.tiles.values()]
+      .filter((tile) => rougher(tile) && meets(tile))
+      .sort((one, other) => other.grain - one.grain);
   }
 
   ask(missing, window) {
     const middle = [(window.q0 + window.q1) / 2, (window.k0 + window.k1) / 2];
-    const apart = (one) => Math.hypot((one.row + 0.5) * one.spans[0] - middle[0], (one.column + 0.5) * one.spans[1] - middle[1]);
+    const apart = (one) =>
+      Math.hypot((one.row + 0.5) * one.spans[0] - middle[0], (one.column + 0.5) * one.spans[1] - middle[1]);
     const keys = new Set(missing.map((one) => one.key));
-    this.wanted = missing.filter(({ key }) => !this.running.has(key) && !this.failed.has(key)).sort((one, other) => apart(one) - apart(other));
+    this.wanted = missing
+      .filter(({ key }) => !this.running.has(key) && !this.failed.has(key))
+      .sort((one, other) => apart(one) - apart(other));
     for (const [key, stop] of this.running) if (!keys.has(key)) stop.abort();
     this.advance();
   }
@@ -163,8 +186,10 @@ export class HeadTiles {
     this.running.set(key, stop);
     const { name, counts, first } = this.attention;
     const area = {
-      q0: row * spans[0], q1: Math.min(counts[0], (row + 1) * spans[0]),
-      k0: column * spans[1], k1: Math.min(counts[1], (column + 1) * spans[1]),
+      q0: row * spans[0],
+      q1: Math.min(counts[0], (row + 1) * spans[0]),
+      k0: column * spans[1],
+      k1: Math.min(counts[1], (column + 1) * spans[1]),
     };
     try {
       await new Promise((resolve) => setTimeout(resolve)); // a frame may be painted in between
@@ -192,7 +217,8 @@ export class HeadTiles {
     const first = this.attention.first[1];
     let most = 0;
     for (let q = q0; q < q1; q++) {
-      for (const [key, weight] of this.tops.of(q)) if (key - first >= k0 && key - first < k1 && weight > most) most = weight;
+      for (const [key, weight] of this.tops.of(q))
+        if (key - first >= k0 && key - first < k1 && weight > most) most = weight;
     }
     return most;
   }
@@ -245,8 +271,9 @@ export class HeadTiles {
 
   fullAlone(curve, blocks) {
     if (curve === "log") return 1;
-    const even = Math.min(1, EVEN * blocks[1] * evenWeight(this.attention, this.head));
-    if (this.whole && Math.max(...this.attention.counts) <= 64) return this.largest >= 0.5 ? 1 : Math.max(this.largest, even);
+    const even = Math.min(1, LEAST_SCALE_END * blocks[1] * evenWeight(this.attention, this.head));
+    if (this.whole && Math.max(...this.attention.counts) <= 64)
+      return this.largest >= 0.5 ? 1 : Math.max(this.largest, even);
     if (curve === "linear") return 1;
     const coarse = Math.max(this.typical ?? 1, 1e-4);
     const fine = Math.max(this.whole ? coarse : Math.min(this.info.peak ?? coarse, coarse), 1e-4);
@@ -265,7 +292,7 @@ export class HeadTiles {
 }
 
 /**
- * A rectangle of block sums and its bitmap. Values are shares: the sum over keys, as the mean over the queries that see
+ * A rectangle of block sums. Values are shares: the sum over keys, as the mean over the queries that see
  * anything, which `countSeeing` counts.
  */
 class Tile {
@@ -285,10 +312,8 @@ class Tile {
         for (let i = row * this.columns; i < (row + 1) * this.columns; i++) this.shares[i] /= this.seeing[row];
       }
     }
-    this.picture = null;
-    this.pictured = "";
     this.bits = new Int32Array(this.shares.buffer, this.shares.byteOffset, this.shares.length);
-    this.hides = this.bits.includes(HIDDEN);
+    this.hides = this.bits.includes(HIDDEN_BITS);
     this.odd = this.shares.some((share) => !Number.isFinite(share));
   }
 
@@ -299,27 +324,15 @@ class Tile {
     const k0 = this.k0 + column * this.blocks[1];
     const share = this.shares[row * this.columns + column];
     const rows = Math.min(this.blocks[0], this.q1 - q0);
-    return { q0, k0, rows, columns: Math.min(this.blocks[1], this.k1 - k0), share, sum: share * this.seeing[row], exact: this.exact };
-  }
-
-  /** The bitmap in these colours; what the mask hides stays transparent. */
-  paint(scale, curve, full) {
-    const key = `${scale.key}/${curve}/${full}`;
-    if (this.pictured === key) return this.picture;
-    this.picture ??= Object.assign(document.createElement("canvas"), { width: this.columns, height: this.rows });
-    const context = this.picture.getContext("2d");
-    const image = context.createImageData(this.columns, this.rows);
-    const pixels = new Uint32Array(image.data.buffer);
-    const steps = Uint32Array.from({ length: 4097 }, (_, i) => scale.packed[Math.round(255 * intensity(curve, i / 4096, 1))]);
-    const factor = 4096 / full;
-    const { shares, bits } = this;
-    const colour = (share) => (curve === "log" ? scale.packed[Math.round(255 * intensity(curve, share, full))] : steps[Math.min(4096, Math.ceil(share * factor))]);
-    for (let i = 0; i < shares.length; i++) {
-      if (bits[i] !== HIDDEN) pixels[i] = Number.isFinite(shares[i]) ? colour(Math.max(0, shares[i])) : scale.oddPacked;
-    }
-    context.putImageData(image, 0, 0);
-    this.pictured = key;
-    return this.picture;
+    return {
+      q0,
+      k0,
+      rows,
+      columns: Math.min(this.blocks[1], this.k1 - k0),
+      share,
+      sum: share * this.seeing[row],
+      exact: this.exact,
+    };
   }
 }
 
@@ -335,7 +348,8 @@ function typicalOf(tile) {
   let rows = 0;
   for (let row = 0; row < tile.rows; row++) {
     let most = 0;
-    for (let i = row * tile.columns; i < (row + 1) * tile.columns; i++) if (tile.shares[i] > most && tile.shares[i] < Infinity) most = tile.shares[i];
+    for (let i = row * tile.columns; i < (row + 1) * tile.columns; i++)
+      if (tile.shares[i] > most && tile.shares[i] < Infinity) most = tile.shares[i];
     if (most > 0) rows++;
     sum += most;
   }

@@ -1,20 +1,21 @@
 // The weights of the selected tokens together: the mean of what they look at, or the sum of what looks at them.
 
-import { isHidden } from "./number_format.js";
-import { EVEN } from "./tiles.js";
-import { largest } from "./pooling.js";
 import { TOP_SHOWN } from "./file_source.js";
+import { isHidden } from "./number_format.js";
+import { largest } from "./pooling.js";
+import { LEAST_SCALE_END } from "./tiles.js";
 import { evenWeight, seeingQueries, visibleKeys } from "./visible_counts.js";
 
 /**
  * The answer to the selection: weights by place on the answering axis, and the largest of them.
- * @returns {Promise<{weights: Float32Array | null, sparse: Map<number, number>, top: any[], received: number, close: boolean, most: number, added: number, visible: number | null, even: number}>}
- *   places in weights count from the first position of the attention; positions in top and sparse are document positions;
- *   `added` is how many weights make up one of these (1: a mean), `visible` how many tokens of the answering axis the
- *   mask leaves (null if not known), `even` what each would get if all got the same
+ * `weights` count from the first position of the attention; positions in `top` and `sparse` are document positions.
+ * `added`: how many weights make up one of these (1: a mean). `visible`: how many tokens of the answering axis the mask
+ * leaves (null if not known). `even`: what each would get if all got the same.
  */
 export async function combineLines(explorer, chosen, direction, positions) {
-  const lines = await Promise.all(positions.map((one) => explorer.lineOf(direction, chosen.name, chosen.head, one)));
+  const lines = await Promise.all(
+    positions.map((one) => explorer.weights.lineOf(direction, chosen.name, chosen.head, one)),
+  );
   const attention = explorer.attentionOf(chosen.name);
   const at = direction === "at";
   const [own, first] = at ? attention.first : [...attention.first].reverse();
@@ -31,25 +32,40 @@ export async function combineLines(explorer, chosen, direction, positions) {
     weights = new Float32Array(lines[0].weights.length).fill(-0); // hidden keys stay -0
     for (const line of lines) for (let i = 0; i < weights.length; i++) weights[i] += line.weights[i];
     for (let i = 0; i < weights.length; i++) weights[i] /= parts;
-    top = largest(weights, TOP_SHOWN).map(([place, weight]) => [place + first, weight, norms.get(place + first) ?? null]);
+    top = largest(weights, TOP_SHOWN).map(([place, weight]) => [
+      place + first,
+      weight,
+      norms.get(place + first) ?? null,
+    ]);
   } else {
-    for (const line of lines) for (const [position, weight] of line.top) sparse.set(position, (sparse.get(position) ?? 0) + weight / parts);
-    top = [...sparse].sort((one, other) => other[1] - one[1]).slice(0, TOP_SHOWN)
+    for (const line of lines)
+      for (const [position, weight] of line.top) sparse.set(position, (sparse.get(position) ?? 0) + weight / parts);
+    top = [...sparse]
+      .sort((one, other) => other[1] - one[1])
+      .slice(0, TOP_SHOWN)
       .map(([position, weight]) => [position, weight, norms.get(position) ?? null]);
   }
   const even = (query) => evenWeight(attention, chosen.head, query);
   return {
-    weights, sparse, top, received, close, most: top[0]?.[1] ?? 0, added: at ? 1 : lines.length,
+    weights,
+    sparse,
+    top,
+    received,
+    close,
+    most: top[0]?.[1] ?? 0,
+    added: at ? 1 : lines.length,
     odd: Boolean(weights?.some((weight) => !Number.isFinite(weight))),
     visible: countTogether(lines, seen, weights),
-    even: at ? positions.reduce((sum, position) => sum + even(position - own), 0) / positions.length : lines.length * even(top.length ? top[0][0] - first : null),
+    even: at
+      ? positions.reduce((sum, position) => sum + even(position - own), 0) / positions.length
+      : lines.length * even(top.length ? top[0][0] - first : null),
   };
 }
 
 /** How many tokens at least one of the selected ones sees, or is seen by; null where that is not known. */
 function countTogether(lines, seen, weights) {
-  if (!seen || lines.length === 1) return seen && seen[0];
-  const unhidden = (some) => some.reduce((sum, weight) => sum + (isHidden(weight) ? 0 : 1), 0);
+  if (!seen || lines.length === 1) return seen?.[0] ?? null;
+  const unhidden = (line) => line.reduce((sum, weight) => sum + (isHidden(weight) ? 0 : 1), 0);
   return weights && lines.every((line, i) => unhidden(line.weights) === seen[i]) ? unhidden(weights) : null;
 }
 
@@ -59,14 +75,16 @@ export function weightAt({ attention, state }, answer, position) {
   return answer.weights[position - attention.first[state.direction === "at" ? 1 : 0]] ?? null;
 }
 
-/** The weight with the full colour, and the full bar: the largest, but at least four times the even weight, so that broad heads stay pale. */
+/** The weight with the full colour and the full bar: the largest, or LEAST_SCALE_END times the even weight. */
 export function fullOf(...answers) {
-  return Math.max(...answers.filter(Boolean).flatMap(({ most, even }) => [most, Math.min(1, EVEN * even)])) || 1;
+  return (
+    Math.max(...answers.filter(Boolean).flatMap(({ most, even }) => [most, Math.min(1, LEAST_SCALE_END * even)])) || 1
+  );
 }
 
 /** How strongly each position of the answering axis is shaded, between 0 and 1. */
 export function shadeOf(explorer, answer) {
-  if (!answer || !answer.most) return null;
+  if (!answer?.most) return null;
   const { answered, attention, state } = explorer;
   const first = attention.first[state.direction === "at" ? 1 : 0];
   const patches = Boolean(answered.grid);
@@ -79,7 +97,7 @@ export function shadeOf(explorer, answer) {
   };
 }
 
-/** The shade of the patch or frame with the largest weight, from how many times the even weight it has: full from eight on. */
+/** The shade of the patch with the largest weight, `times` the even weight: full from eight times on. */
 export function patchStrength(times) {
   return Math.max(0.12, Math.min(1, times / 8));
 }

@@ -1,21 +1,26 @@
 // The tokens of an axis and their labels; token texts may have any length and any characters.
 
-import { say } from "../words/languages.js";
-
 const NAMED = { "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽" };
 // Controls, marks that turn the direction of writing, joiners and other letters without a picture.
-const UNSEEN =
-  /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff]|[\u{e0000}-\u{e007f}]/gu;
+const MARKS =
+  "\\u00ad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb\\ufffe\\uffff";
+const UNSEEN = new RegExp(`[\\p{Cc}${MARKS}\\u{e0000}-\\u{e007f}]`, "gu");
 
-const BACKWARDS = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u; // letters that run from right to left
+// Letters that run from right to left.
+const BACKWARDS = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
 const UNSPACED = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}]/u; // written without spaces
 const HALF = /\p{Cs}/gu; // half of a pair
 
-/** The text with invisible characters replaced, cut to so many letters. */
+/** The text with invisible characters replaced, cut to `most` letters. */
 export function makeLegible(text, most = 40) {
-  let shown = String(text ?? "").slice(0, most * 4 + 8).replace(HALF, "\ufffd");
+  let shown = String(text ?? "")
+    .slice(0, most * 4 + 8)
+    .replace(HALF, "\ufffd");
   if (/^ +$/u.test(shown)) shown = "␣".repeat(Math.min(shown.length, 8));
-  shown = shown.replace(UNSEEN, (letter) => NAMED[letter] ?? `‹U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`);
+  shown = shown.replace(
+    UNSEEN,
+    (letter) => NAMED[letter] ?? `‹U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`,
+  );
   if (/^[\u200c\u200d]*$/u.test(shown)) return shown ? "‹U+200D›" : "∅"; // joiners alone; between letters they belong
   const letters = Array.from(shown);
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : shown;
@@ -45,6 +50,11 @@ export class Axis {
     return this.tokens.length;
   }
 
+  /** Whether the tokens are patches of a picture, or moments of a sound. */
+  get pictured() {
+    return Boolean(this.picture && this.grid);
+  }
+
   /** The label of the token at a position. */
   label(position, most = 40) {
     const key = position * 64 + Math.min(most, 63);
@@ -57,7 +67,12 @@ export class Axis {
 
   /** The writing direction of most of the first letters. */
   get direction() {
-    const letters = this.shown.slice(0, 200).map((text) => String(text).slice(0, 40)).join("").match(/\p{L}/gu) ?? [];
+    const letters =
+      this.shown
+        .slice(0, 200)
+        .map((text) => String(text).slice(0, 40))
+        .join("")
+        .match(/\p{L}/gu) ?? [];
     return 2 * letters.filter((letter) => BACKWARDS.test(letter)).length > letters.length ? "rtl" : "ltr";
   }
 
@@ -77,12 +92,18 @@ export class Axis {
   /** Whether a space stands before a token: between words, but not between those of a script without spaces. */
   isApart(position) {
     const shown = (one) => String(this.shown[one] ?? "");
-    return position > 0 && !this.glued(position) && !(UNSPACED.test(shown(position - 1).slice(-2)) && UNSPACED.test(shown(position).slice(0, 2)));
+    return (
+      position > 0 &&
+      !this.glued(position) &&
+      !(UNSPACED.test(shown(position - 1).slice(-2)) && UNSPACED.test(shown(position).slice(0, 2)))
+    );
   }
 
   /** The text of these tokens, with a space between words. */
   textOf(positions) {
-    return positions.map((position, i) => `${i && this.isApart(position) ? " " : ""}${this.label(position, 24)}`).join("");
+    return positions
+      .map((position, i) => `${i && this.isApart(position) ? " " : ""}${this.label(position, 24)}`)
+      .join("");
   }
 
   /** The position of the first patch of a picture. */
@@ -90,7 +111,7 @@ export class Axis {
     return this.grid ? this.tokens.length - this.grid[0] * this.grid[1] : 0;
   }
 
-  /** The tokens that cover a text, wherever it stands, ignoring case: lists of positions, at most so many. */
+  /** The tokens that cover a text, wherever it stands, ignoring case: lists of positions, at most `most`. */
   find(text, most = 5000) {
     const wanted = text.toLocaleLowerCase().replace(/\s+/gu, " ");
     if (!wanted.trim()) return [];
@@ -98,7 +119,11 @@ export class Axis {
     const found = [];
     const before = wanted.length - wanted.trimStart().length;
     let position = 0;
-    for (let at = whole.indexOf(wanted); at >= 0 && found.length < most; at = whole.indexOf(wanted, starts[position + 1] ?? at + 1)) {
+    for (
+      let at = whole.indexOf(wanted);
+      at >= 0 && found.length < most;
+      at = whole.indexOf(wanted, starts[position + 1] ?? at + 1)
+    ) {
       while (position + 1 < starts.length && starts[position + 1] <= at + before) position++;
       const covering = [position];
       while (starts[covering.at(-1) + 1] < at + wanted.length) covering.push(covering.at(-1) + 1);
@@ -114,7 +139,9 @@ export class Axis {
     const parts = [];
     let length = 0;
     for (let position = 0; position < this.length; position++) {
-      const shown = String(this.shown[position] ?? "").toLocaleLowerCase().replace(/\s+/gu, " ");
+      const shown = String(this.shown[position] ?? "")
+        .toLocaleLowerCase()
+        .replace(/\s+/gu, " ");
       const apart = this.isApart(position);
       if (apart) parts.push(" ");
       starts[position] = length += apart ? 1 : 0;
@@ -124,23 +151,4 @@ export class Axis {
     this.join = { whole: parts.join(""), starts };
     return this.join;
   }
-}
-
-/** A number with so many decimals; "<0.001" for smaller ones, "–" for none. */
-export function formatNumber(value, digits = 3) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  if (value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits) return `<${(10 ** -digits).toFixed(digits)}`;
-  return value.toFixed(digits);
-}
-
-/** A probability as a percentage: "93 %", "2.4 %", "<0.1 %"; without the space in Chinese. */
-export function formatPercent(share) {
-  const short = share === 0 || share === 1 || (share >= 0.0995 && share < 0.985);
-  const number = share > 0 && share < 0.001 ? "<0.1" : share < 1 && share >= 0.9995 ? ">99.9" : (share * 100).toFixed(short ? 0 : 1);
-  return say("percentOf", { number });
-}
-
-/** A whole number with thin spaces: 100 000. */
-export function formatCount(value) {
-  return String(Math.round(value)).replace(/\B(?=(\d{3})+(?!\d))/g, "\u2009");
 }

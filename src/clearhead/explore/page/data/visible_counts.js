@@ -1,6 +1,6 @@
 // How many keys each query sees, and how many queries see each key: what a mask leaves.
 
-const known = new WeakMap(); // by attention: {visible, seen_by}, a list of counts for each head, or one for all
+const expanded = new WeakMap(); // by attention: {visible, seen_by}, a list of counts for each head, or one for all
 
 function expand(runs) {
   const counts = new Int32Array(runs.reduce((sum, [, , length]) => sum + length, 0));
@@ -11,9 +11,11 @@ function expand(runs) {
 
 function countsOf(attention, head, kind) {
   if (!attention[kind]) return null;
-  if (!known.has(attention)) known.set(attention, {});
-  const lists = (known.get(attention)[kind] ??= attention[kind].map(expand));
-  return lists[lists.length > 1 ? attention.heads.findIndex((one) => one.number === head) : 0];
+  if (!expanded.has(attention)) expanded.set(attention, {});
+  const counts = expanded.get(attention);
+  counts[kind] ??= attention[kind].map(expand);
+  const lists = counts[kind];
+  return lists[lists.length > 1 ? attention.heads.findIndex(({ number }) => number === head) : 0];
 }
 
 /** For each query of a head, by place, how many keys it sees; null where the record does not say. */
@@ -26,7 +28,7 @@ export function seeingQueries(attention, head) {
   return countsOf(attention, head, "seen_by");
 }
 
-/** The weight of each key that a query sees, if all get the same: of one query, or the mean over all that see anything. */
+/** The weight of each visible key if all get the same: of one query, or the mean over all that see anything. */
 export function evenWeight(attention, head, query = null) {
   const counts = visibleKeys(attention, head);
   if (!counts) return 1 / attention.counts[1];

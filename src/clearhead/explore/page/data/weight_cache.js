@@ -8,7 +8,7 @@ const LINES_KEPT = 64;
 const MATRIX = 1024; // rows and columns of a head's weights that are held at once
 
 export class WeightCache {
-  /** @param {any} source @param {(name: string) => any} attentionOf @param {() => void} arrived called when there is something new */
+  /** `arrived` is called when there is something new. */
   constructor(source, attentionOf, arrived) {
     Object.assign(this, { source, attentionOf, arrived });
     this.tiles = new Map();
@@ -20,7 +20,10 @@ export class WeightCache {
   tilesOf(name, head) {
     const key = `${name}/${head}`;
     const before = this.tiles.get(key);
-    const known = before && (before.base || !before.problem) ? before : new HeadTiles(this.source, this.attentionOf(name), head, this.arrived);
+    const known =
+      before && (before.base || !before.problem)
+        ? before
+        : new HeadTiles(this.source, this.attentionOf(name), head, this.arrived);
     this.tiles.delete(key);
     this.tiles.set(key, known);
     for (const old of this.tiles.keys()) {
@@ -32,17 +35,21 @@ export class WeightCache {
 
   /** A row ("at") or a column ("by") of weights. */
   lineOf(direction, name, head, position) {
-    const request = () => (direction === "at" ? this.source.row(name, head, position) : this.source.column(name, head, position));
+    const request = () =>
+      direction === "at" ? this.source.row(name, head, position) : this.source.column(name, head, position);
     return keep(this.lines, `${direction}/${name}/${head}/${position}`, LINES_KEPT, request);
   }
 
-  /** All weights of a head, at most MATRIX a side: {rows, columns, values, blocks}, and the even weight of each query or of all. */
+  /** All weights of a head, at most MATRIX a side: {rows, columns, values, blocks, even}. */
   matrixOf({ name, head }) {
     const attention = this.attentionOf(name);
     const { counts, first } = attention;
     const ends = [first[0], first[0] + counts[0], first[1], first[1] + counts[1]];
     const even = (query = null) => evenWeight(attention, head, query);
-    const request = async () => ({ ...(await this.source.window(name, head, ...ends, ...counts.map((count) => Math.ceil(count / MATRIX)))), even });
+    const request = async () => ({
+      ...(await this.source.window(name, head, ...ends, ...counts.map((count) => Math.ceil(count / MATRIX)))),
+      even,
+    });
     return keep(this.matrices, `${name}/${head}`, HEADS_KEPT, request);
   }
 }

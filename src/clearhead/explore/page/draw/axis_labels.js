@@ -1,6 +1,6 @@
 // Labels along both sides of a map: every token if there is room, else positions.
 
-import { formatCount } from "../data/tokens.js";
+import { formatCount } from "../data/number_format.js";
 
 export const LABEL_CELL = 6.8; // pixels from which on every token gets its label
 const WIDEST = 132;
@@ -35,7 +35,8 @@ export function labelRoom(context, axis, first, count) {
   if (axis.kind === "image" || axis.kind === "audio") return 44;
   const step = Math.max(1, Math.floor(count / SAMPLE));
   let most = 24;
-  for (let place = 0; place < count; place += step) most = Math.max(most, widthOf(context, axis.label(first + place, 24)));
+  for (let place = 0; place < count; place += step)
+    most = Math.max(most, widthOf(context, axis.label(first + place, 24)));
   return Math.min(most, WIDEST);
 }
 
@@ -48,7 +49,7 @@ export function upright(context, axis, first, window, cell) {
   return true;
 }
 
-/** Steps of a ruler: 1, 2 or 5 times a power of ten, at least so many pixels apart. */
+/** Steps of a ruler: 1, 2 or 5 times a power of ten, at least `apart` pixels apart. */
 export function rulerStep(cell, apart) {
   const least = apart / cell;
   const power = 10 ** Math.floor(Math.log10(Math.max(least, 1)));
@@ -72,7 +73,9 @@ export function leaning(cell) {
 /** The length that a rotated label may have at this place. */
 export function leaningRoom({ top, right, viewport }, cell, x) {
   const angle = -leaning(cell);
-  return cell < 11.5 ? top - 14 : Math.min((top - 18) / Math.sin(angle), (viewport.width + right - x) / Math.cos(angle) - 8);
+  return cell < 11.5
+    ? top - 14
+    : Math.min((top - 18) / Math.sin(angle), (viewport.width + right - x) / Math.cos(angle) - 8);
 }
 
 /** Labels of the keys above the map. */
@@ -87,7 +90,17 @@ export function paintKeys(plot) {
   const write = (key, colour, strong) => {
     const x = viewport.x(key + 0.5);
     if (x < -1 || x > viewport.width + 1) return;
-    if (paintPatch(plot, keys, first[1] + key, x - Math.min(cell, 34) / 2, base - Math.min(cell, 34), Math.min(cell - 1, 34))) return;
+    if (
+      paintPatch(
+        plot,
+        keys,
+        first[1] + key,
+        x - Math.min(cell, 34) / 2,
+        base - Math.min(cell, 34),
+        Math.min(cell - 1, 34),
+      )
+    )
+      return;
     context.fillStyle = colour;
     context.font = labelFont(look, cell, strong);
     const label = cutTo(context, keys.label(first[1] + key, 24), flat ? cell - 4 : leaningRoom(plot, cell, x));
@@ -104,13 +117,23 @@ export function paintKeys(plot) {
       const strong = marks.keys.has(key) || marks.cursor?.k === key;
       write(key, strong && !beside(marks, marks.keys, key) ? look.accent : look.ink, strong);
     }
-    paintWords(plot, keys, first[1], window.k0, window.k1, (key) => viewport.x(key), (from, to) => line(context, from, base + 4, to, base + 4, look.word));
+    paintWords(
+      keys,
+      first[1],
+      window.k0,
+      window.k1,
+      (key) => viewport.x(key),
+      (from, to) => line(context, from, base + 4, to, base + 4, look.word),
+    );
     return;
   }
   const flags = named(marks.keys, marks.cursor?.k);
   paintRuler(plot, cell, window.k0, window.k1, first[1], (key, text) => {
     const x = viewport.x(key);
-    if (flags.some((flag) => Math.abs(viewport.x(flag) - x) < 24 + widthOf(context, keys.label(first[1] + flag, 24)) / 2)) return;
+    if (
+      flags.some((flag) => Math.abs(viewport.x(flag) - x) < 24 + widthOf(context, keys.label(first[1] + flag, 24)) / 2)
+    )
+      return;
     line(context, x, base + 1, x, base + 5, look.soft);
     context.fillStyle = look.soft;
     context.textAlign = "center";
@@ -135,11 +158,19 @@ export function paintQueries(plot) {
       const side = Math.min(cell - 1, 34);
       if (paintPatch(plot, queries, first[0] + query, edge - side, y - side / 2, side)) continue;
       const strong = marks.queries.has(query) || marks.cursor?.q === query;
-      context.fillStyle = strong && !beside(marks, marks.queries, query) ? look.accent : marks.faded(query) ? look.soft : look.ink;
+      context.fillStyle =
+        strong && !beside(marks, marks.queries, query) ? look.accent : marks.faded(query) ? look.soft : look.ink;
       context.font = labelFont(look, cell, strong);
       context.fillText(cutTo(context, queries.label(first[0] + query, 24), plot.left - 14), edge, y);
     }
-    paintWords(plot, queries, first[0], window.q0, window.q1, (query) => viewport.y(query), (from, to) => line(context, edge + 5, from, edge + 5, to, look.word));
+    paintWords(
+      queries,
+      first[0],
+      window.q0,
+      window.q1,
+      (query) => viewport.y(query),
+      (from, to) => line(context, edge + 5, from, edge + 5, to, look.word),
+    );
     return;
   }
   const flags = named(marks.queries, marks.cursor?.q);
@@ -182,7 +213,9 @@ function paintFlag(plot, axis, position, x, y, above) {
   context.font = look.strongFont;
   const text = cutTo(context, axis.label(position, 24), WIDEST);
   const wide = widthOf(context, text);
-  const left = above ? Math.max(-plot.left + 2, Math.min(x - wide / 2, viewport.width - wide)) : Math.max(-plot.left + 2, x - wide);
+  const left = above
+    ? Math.max(-plot.left + 2, Math.min(x - wide / 2, viewport.width - wide))
+    : Math.max(-plot.left + 2, x - wide);
   const middle = above ? y - 7 : y;
   context.fillStyle = look.paper;
   context.fillRect(left - 4, middle - 9, wide + 8, 18);
@@ -193,13 +226,18 @@ function paintFlag(plot, axis, position, x, y, above) {
 }
 
 /** Lines under the tokens of one word; Chinese, Japanese and Korean, which are written without spaces, need none. */
-function paintWords(plot, axis, first, start, end, place, draw) {
+function paintWords(axis, first, start, end, place, draw) {
   for (let token = Math.max(start, 0); token < end; ) {
     let stop = token + 1;
-    while (stop < end && axis.glued(first + stop) && LETTERS.test(axis.label(first + stop, 24)) && !HAN.test(axis.label(first + stop, 24))) stop++;
+    while (stop < end && continuesWord(axis, first + stop)) stop++;
     if (stop > token + 1) draw(place(token) + 3, place(stop) - 3);
     token = stop;
   }
+}
+
+function continuesWord(axis, position) {
+  const label = axis.label(position, 24);
+  return axis.glued(position) && LETTERS.test(label) && !HAN.test(label);
 }
 
 function line(context, x0, y0, x1, y1, colour) {
@@ -218,6 +256,16 @@ function paintPatch(plot, axis, position, x, y, side) {
   if (!picture || !axis.grid || patch < 0 || side < 8) return false;
   const [rows, columns] = axis.grid;
   const [wide, high] = [picture.naturalWidth / columns, picture.naturalHeight / rows];
-  plot.context.drawImage(picture, (patch % columns) * wide, Math.floor(patch / columns) * high, wide, high, x, y, side, side);
+  plot.context.drawImage(
+    picture,
+    (patch % columns) * wide,
+    Math.floor(patch / columns) * high,
+    wide,
+    high,
+    x,
+    y,
+    side,
+    side,
+  );
   return true;
 }

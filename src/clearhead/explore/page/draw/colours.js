@@ -16,7 +16,7 @@ const SCALES = {
   },
 };
 
-// On light and dark ground, in the order of the legend; ROLE_COLOURS of explore/head_summaries.py is the same, a test compares.
+// On light and dark ground, in the order of the legend; as in explore/head_summaries.py (a test compares).
 export const ROLE_COLOURS = {
   "alignment": ["#bd4a1f", "#f08a55"],
   "induction": ["#c23f86", "#ee86bb"],
@@ -32,18 +32,11 @@ export const ROLE_COLOURS = {
   "no numbers": ["#5b2a86", "#7fd6ff"],
 };
 
-/** Whether a head has a role: it fits one, and its weights are numbers. */
-export function hasRole(role) {
-  return role !== "none of these" && role !== "no numbers";
-}
-
-// Hues of lines from the first key to the last, on light and dark ground; LINE_COLOURS of figures/style.py is the same, a test compares.
-export const LINE_COLOURS = [
+// Hues of lines from the first key to the last, on light and dark ground; as in figures/style.py (a test compares).
+const LINE_COLOURS = [
   ["#4263eb", "#1098ad", "#37b24d", "#f59f00", "#e8590c", "#a61e4d"],
   ["#7d9bff", "#3cc4d6", "#6bd47f", "#ffc14d", "#ff8f57", "#f07ba6"],
 ];
-
-export const COLOUR_NAMES = Object.keys(SCALES);
 
 /** Whether the page is dark: as chosen, or as the system is. */
 export function isDark(theme) {
@@ -59,6 +52,17 @@ function mixColours(one, other, share) {
   return one.map((value, i) => Math.round(value + (other[i] - value) * share));
 }
 
+/** The colour at a share of the way from the first stop to the last. */
+function colourBetween(stops, share) {
+  const place = share * (stops.length - 1);
+  const low = Math.min(Math.floor(place), stops.length - 2);
+  return mixColours(stops[low], stops[low + 1], place - low);
+}
+
+function hexOf(colour) {
+  return `#${colour.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
+}
+
 const INKS = ["#1d2433", "#ffffff", "#000000"]; // one of them is readable on any ground
 
 /** The contrast of two colours, as WCAG defines it. */
@@ -72,12 +76,11 @@ export class Scale {
   constructor(name, dark) {
     const stops = SCALES[name][dark ? "dark" : "light"].map(rgbOf);
     this.key = `${name}${dark}`;
-    this.colours = Array.from({ length: 256 }, (_, i) => {
-      const place = (i / 255) * (stops.length - 1);
-      const low = Math.min(Math.floor(place), stops.length - 2);
-      return mixColours(stops[low], stops[low + 1], place - low);
-    });
-    this.packed = Uint32Array.from(this.colours, ([red, green, blue]) => (255 << 24) | (blue << 16) | (green << 8) | red);
+    this.colours = Array.from({ length: 256 }, (_, i) => colourBetween(stops, i / 255));
+    this.packed = Uint32Array.from(
+      this.colours,
+      ([red, green, blue]) => (255 << 24) | (blue << 16) | (green << 8) | red,
+    );
     this.texts = this.colours.map(([red, green, blue]) => `rgb(${red},${green},${blue})`);
     this.odd = dark ? "#7fd6ff" : "#5b2a86"; // NaN and infinities, in no hue of a scale
     this.oddInk = dark ? "#101820" : "#ffffff";
@@ -98,7 +101,7 @@ export class Scale {
 
   /** The hex colour, for files. */
   hex(share) {
-    return `#${this.colours[level(share)].map((value) => value.toString(16).padStart(2, "0")).join("")}`;
+    return hexOf(this.colours[level(share)]);
   }
 }
 
@@ -114,14 +117,10 @@ function luminance(colour) {
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 }
 
-/** A hue for each of so many keys. */
+/** A hue for each key, as hex. */
 export function lineColours(count, dark) {
   const stops = LINE_COLOURS[dark ? 1 : 0].map(rgbOf);
-  return Array.from({ length: count }, (_, i) => {
-    const place = count > 1 ? (i / (count - 1)) * (stops.length - 1) : 0;
-    const low = Math.min(Math.floor(place), stops.length - 2);
-    return `#${mixColours(stops[low], stops[low + 1], place - low).map((value) => value.toString(16).padStart(2, "0")).join("")}`;
-  });
+  return Array.from({ length: count }, (_, i) => hexOf(colourBetween(stops, count > 1 ? i / (count - 1) : 0)));
 }
 
 /** The colour of a role. */
@@ -149,14 +148,21 @@ export function tint(role, dark) {
   });
 }
 
-/** The current colours and fonts of the style sheet, for canvases; style.css is the only list of them. */
-export function readTheme() {
+/** What canvases need: the colours and fonts of style.css, which is the only list of them, and the chosen scale. */
+export function readLook(colours) {
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(`--${name}`).trim();
   const family = colour("sans") || "sans-serif";
+  const dark = document.documentElement.dataset.theme === "dark";
+  const names = ["ink", "soft", "line", "accent", "second", "paper", "hidden", "hatch", "beam", "veil", "word"];
   return {
-    ink: colour("ink"), soft: colour("soft"), line: colour("line"), accent: colour("accent"), second: colour("second"),
-    dark: document.documentElement.dataset.theme === "dark", paper: colour("paper"), hidden: colour("hidden"), hatch: colour("hatch"), beam: colour("beam"), veil: colour("veil"), word: colour("word"), chip: colour("chip"), doubt: colour("doubt"), family,
-    font: `13px ${family}`, strongFont: `600 13px ${family}`, smallFont: `11px ${family}`, tinyFont: `10px ${family}`,
+    ...Object.fromEntries([...names, "chip", "doubt"].map((name) => [name, colour(name)])),
+    dark,
+    scale: new Scale(colours, dark),
+    family,
+    font: `13px ${family}`,
+    strongFont: `600 13px ${family}`,
+    smallFont: `11px ${family}`,
+    tinyFont: `10px ${family}`,
   };
 }

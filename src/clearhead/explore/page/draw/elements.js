@@ -1,5 +1,8 @@
 // Makes all elements of the page; data become text nodes, never markup.
 
+import { clamp } from "../data/number_format.js";
+
+const FAINTEST = 0.004; // shade below which an element keeps its own colours
 const SVG = "http://www.w3.org/2000/svg";
 
 /**
@@ -16,6 +19,17 @@ export function make(tag, options = {}, ...children) {
 /** The same for SVG. */
 export function makeSvg(tag, options = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), options, children);
+}
+
+/** A button with its label; a function, or nothing, is called at a click. */
+export function makeButton(label, click, options = {}, ...children) {
+  const on = { ...(click ? { click } : {}), ...options.on };
+  return make("button", { type: "button", ...options, on }, label, ...children);
+}
+
+/** A paragraph. */
+export function makeNote(text, style = "soft") {
+  return make("p", { class: style, text });
 }
 
 function fill(element, options, children) {
@@ -57,20 +71,57 @@ export function sharpen(canvas, width, height) {
   return context;
 }
 
-/** Keeps a number between two others. */
-export function between(low, value, high) {
-  return Math.max(low, Math.min(high, value));
+/** A canvas of one pixel for each number: `colourAt` gives its packed colour. */
+export function makeBitmap(width, height, colourAt) {
+  const canvas = make("canvas", { width, height });
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer);
+  for (let i = 0; i < pixels.length; i++) pixels[i] = colourAt(i);
+  context.putImageData(image, 0, 0);
+  return canvas;
 }
 
-/** Arrow keys go along a list that was reached by keys; after a click into it they choose heads, as they do elsewhere. */
-export function noteClicks(list) {
-  list.addEventListener("click", (event) => list.toggleAttribute("data-clicked", event.detail > 0)); // Enter clicks, too: 0
+/** Shows how strongly an element is shaded, between 0 and 1. */
+export function shadeElement(element, shade, scale) {
+  element.style.backgroundColor = shade > FAINTEST ? scale.css(shade) : "";
+  element.style.color = shade > FAINTEST ? scale.ink(shade) : "";
+}
+
+/**
+ * Makes the children of a list one tab stop: arrow keys, Home and End go from one to the next. After a click into the
+ * list arrow keys choose heads, as they do elsewhere.
+ * @param {number} far how many children the keys up and down skip; 0 if they do something else
+ */
+export function makeRoving(list, far = 0) {
+  list.addEventListener("click", (event) => list.toggleAttribute("data-clicked", event.detail > 0)); // Enter clicks: 0
   list.addEventListener("focusout", () => list.removeAttribute("data-clicked"));
+  list.addEventListener("focusin", ({ target }) => {
+    for (const child of list.querySelectorAll('[tabindex="0"]')) child.tabIndex = -1;
+    target.tabIndex = 0;
+  });
+  list.addEventListener("keydown", (event) => {
+    const right = list.dir === "rtl" ? -1 : 1;
+    const keys = {
+      ArrowLeft: -right,
+      ArrowRight: right,
+      ArrowUp: -far,
+      ArrowDown: far,
+      Home: -Infinity,
+      End: Infinity,
+    };
+    if (!keys[event.key] || !isOwnKey(event, list)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const children = [...list.children];
+    const now = children.indexOf(document.activeElement);
+    children[clamp(0, now + keys[event.key], children.length - 1)]?.focus();
+  });
 }
 
-/** Whether a key belongs to the list that has the focus, see above. */
+/** Whether an arrow key belongs to the list that has the focus, see above. */
 export function isOwnKey(event, list) {
-  return !list.hasAttribute("data-clicked") && !event.ctrlKey && !event.altKey && !event.metaKey;
+  return !list.hasAttribute("data-clicked") && !event.ctrlKey && !event.altKey && !event.metaKey && !event.shiftKey;
 }
 
 /** Debounce: calls once nothing has happened for a while. */

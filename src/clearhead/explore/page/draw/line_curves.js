@@ -1,6 +1,6 @@
 // Lines between two rows of tokens: which weights have one, how thick it is, and its curve.
 
-import { EVEN } from "../data/tiles.js";
+import { LEAST_SCALE_END } from "../data/tiles.js";
 import { makeSvg } from "./elements.js";
 
 export const MOST_TOKENS = 64; // a side
@@ -29,26 +29,27 @@ export function listLines({ rows, columns, values }) {
   return lines.sort((one, other) => one.weight - other.weight);
 }
 
-/** The weight of the thickest line: as on the map, 1, or the largest weight, but at least four times the even weight. */
+/** The weight of the thickest line, as on the map: 1, or the largest, but at least four times the even weight. */
 export function fullWeight(matrices) {
   let largest = 0;
-  for (const { values } of matrices) for (const weight of values) if (weight > largest && weight < Infinity) largest = weight;
-  return largest >= 0.5 ? 1 : Math.max(largest, ...matrices.map(({ even }) => Math.min(1, EVEN * even)));
+  for (const { values } of matrices)
+    for (const weight of values) if (weight > largest && weight < Infinity) largest = weight;
+  return largest >= 0.5 ? 1 : Math.max(largest, ...matrices.map(({ even }) => Math.min(1, LEAST_SCALE_END * even)));
 }
 
-/** The thickness of the thickest line between tokens that are so many pixels apart. */
+/** The thickness of the thickest line between tokens that are `pitch` pixels apart. */
 export function thickestLine(pitch) {
   return Math.max(3, Math.min(THICKEST, pitch * 0.6));
 }
 
-/** The pixels between tokens and lines, where the numbers of so many sets of heads stand. */
+/** The pixels between tokens and lines, where the numbers of these sets of heads stand. */
 export function roomForNumbers(sets) {
   return NUMBER_ROOM + (sets - 1) * 12;
 }
 
 /**
  * The curve of a weight from its key above to its query below.
- * @param {{q: number, k: number, weight: number}} line @param {{above: number[], below: number[], height: number, room: number, thick: number, full: number}} places
+ * `above` and `below` are where tokens stand, `room` is for numbers, and `full` is the weight of the thickest line.
  */
 export function makeCurve({ q, k, weight }, { above, below, height, room, thick, full }, colour) {
   const [from, to] = [above[k], below[q]].map((x) => Math.round(x * 10) / 10);
@@ -56,7 +57,12 @@ export function makeCurve({ q, k, weight }, { above, below, height, room, thick,
   const share = Math.min(1, weight / full);
   return makeSvg("path", {
     d: `M${from} ${at(0)}C${from} ${at(0.6)} ${to} ${at(0.4)} ${to} ${at(1)}`,
-    fill: "none", stroke: colour, "stroke-width": Math.max(0.6, thick * share).toFixed(2), "stroke-opacity": (0.3 + 0.5 * share).toFixed(3),
-    "data-q": q, "data-k": k, "data-weight": Number(weight.toPrecision(6)),
+    fill: "none",
+    stroke: colour,
+    "stroke-width": Math.max(0.6, thick * share).toFixed(2),
+    "stroke-opacity": (0.3 + 0.5 * share).toFixed(3),
+    "data-q": q,
+    "data-k": k,
+    "data-weight": Number(weight.toPrecision(6)),
   });
 }

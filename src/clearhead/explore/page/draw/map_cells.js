@@ -1,8 +1,10 @@
 // The cells of a map: rectangles with numbers where they are large, pictures of tiles where they are small.
 
 import { cellFormat, isHidden } from "../data/number_format.js";
-import { intensity } from "./colours.js";
+import { HIDDEN_BITS } from "../data/tiles.js";
 import { paintKeys, paintQueries } from "./axis_labels.js";
+import { intensity } from "./colours.js";
+import { makeBitmap } from "./elements.js";
 
 const RECTANGLE = 6; // pixels from which on cells are drawn one by one
 const SHARP = 3; // pixels from which on cells keep hard edges
@@ -41,7 +43,13 @@ function paintWeights(plot) {
     return paintTops(plot, viewport.window);
   }
   const all = [...under, ...found];
-  plot.resolution = { blocks, exact: all.every((tile) => tile.exact), finest, hides: all.some((tile) => tile.hides), odd: all.some((tile) => tile.odd) };
+  plot.resolution = {
+    blocks,
+    exact: all.every((tile) => tile.exact),
+    finest,
+    hides: all.some((tile) => tile.hides),
+    odd: all.some((tile) => tile.odd),
+  };
   for (const tile of under) paintTile(plot, tile);
   const single = large && finest && blocks[0] === 1 && blocks[1] === 1;
   plot.number = single ? cellFormat(...viewport.cell, largestIn(found, viewport.window), tiles.precision) : null;
@@ -66,15 +74,17 @@ function largestIn(tiles, { q0, q1, k0, k1 }) {
 /** Cells of a tile as one picture. Its edges lie on whole pixels of the screen: two tiles meet without a seam. */
 function paintTile(plot, tile) {
   const { context, viewport, scale, curve, tiles } = plot;
-  const picture = tile.paint(scale, curve, tiles.full(curve, tile.blocks));
-  context.imageSmoothingEnabled = Math.min(viewport.cell[0] * tile.blocks[0], viewport.cell[1] * tile.blocks[1]) < SHARP;
+  const picture = bitmapOf(tile, scale, curve, tiles.full(curve, tile.blocks));
+  context.imageSmoothingEnabled =
+    Math.min(viewport.cell[0] * tile.blocks[0], viewport.cell[1] * tile.blocks[1]) < SHARP;
   context.imageSmoothingQuality = "high";
   const { x, y } = snapping(context);
   const left = x(viewport.x(tile.k0));
   const top = y(viewport.y(tile.q0));
   const right = x(viewport.x(tile.k1));
   const bottom = y(viewport.y(tile.q1));
-  const wide = x(viewport.x(tile.k0 + tile.columns * tile.blocks[1])) - left; // the last block may reach beyond the text
+  // The last block may reach beyond the text.
+  const wide = x(viewport.x(tile.k0 + tile.columns * tile.blocks[1])) - left;
   const high = y(viewport.y(tile.q0 + tile.rows * tile.blocks[0])) - top;
   context.save();
   context.beginPath();
@@ -84,6 +94,30 @@ function paintTile(plot, tile) {
   context.fillRect(left, top, right - left, bottom - top);
   context.drawImage(picture, left, top, wide, high);
   context.restore();
+}
+
+const bitmaps = new WeakMap(); // by tile: {key, bitmap}
+
+/** The bitmap of a tile in these colours; what the mask hides stays transparent. */
+function bitmapOf(tile, scale, curve, full) {
+  const key = `${scale.key}/${curve}/${full}`;
+  if (bitmaps.get(tile)?.key === key) return bitmaps.get(tile).bitmap;
+  const steps = Uint32Array.from(
+    { length: 4097 },
+    (_, i) => scale.packed[Math.round(255 * intensity(curve, i / 4096, 1))],
+  );
+  const factor = 4096 / full;
+  const { shares, bits } = tile;
+  const colour = (share) => {
+    if (curve === "log") return scale.packed[Math.round(255 * intensity(curve, share, full))];
+    return steps[Math.min(4096, Math.ceil(share * factor))];
+  };
+  const bitmap = makeBitmap(tile.columns, tile.rows, (i) => {
+    if (bits[i] === HIDDEN_BITS) return 0;
+    return Number.isFinite(shares[i]) ? colour(Math.max(0, shares[i])) : scale.oddPacked;
+  });
+  bitmaps.set(tile, { key, bitmap });
+  return bitmap;
 }
 
 /** Functions that move a coordinate of a canvas to the nearest pixel of the screen. */

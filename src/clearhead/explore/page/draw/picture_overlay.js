@@ -7,9 +7,6 @@ const TINT = 0.82; // how strongly the loudest frame of a sound is coloured
 /**
  * Draws a picture into a box at the origin. Patches that are looked at keep their colours, the rest is grey and pale;
  * a sound, which has no colours, is tinted instead.
- * @param {CanvasRenderingContext2D} context
- * @param {{image: HTMLImageElement, axis: any, width: number, height: number, scale: any, look: any,
- *   shown: {shade: ((position: number) => number) | null, pinned: Set<number>, current: number | null, cursor: number | null}}} options
  */
 export function paintOverlay(context, { image, axis, width, height, scale, look, shown }) {
   const sound = axis.kind === "audio";
@@ -31,7 +28,15 @@ export function paintOverlay(context, { image, axis, width, height, scale, look,
     context.fillRect(0, 0, width, height);
     for (let position = axis.firstPatch; position < axis.length; position++) {
       const shade = shown.shade(position);
-      if (shade > 0.01) paintPatch(context, { image, sound, shade, scale, box: [...boxOf(position), wide, high], size: [width, height] });
+      if (shade > 0.01)
+        paintPatch(context, {
+          image,
+          sound,
+          shade,
+          scale,
+          box: [...boxOf(position), wide, high],
+          size: [width, height],
+        });
     }
     context.globalAlpha = 1;
   }

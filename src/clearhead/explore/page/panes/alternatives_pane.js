@@ -1,23 +1,25 @@
 // The alternatives of a token: what else could stand there, and how the model goes on from it.
 
-import { byId, make, refill } from "../draw/elements.js";
+import { formatNumber } from "../data/number_format.js";
+import { makeLegible } from "../data/tokens.js";
 import { showBeforeAfter } from "../draw/before_after.js";
-import { ablationOf } from "./ablation_pane.js";
+import { byId, make, makeButton, makeNote, refill } from "../draw/elements.js";
 import { say, sayAround } from "../words/languages.js";
-import { formatNumber, makeLegible } from "../data/tokens.js";
 
-const LISTED = 6;
+const LISTED = 6; // alternatives
 
-/** The place that is asked about, and whether its own token is named, or the one before it. */
-function subjectOf(explorer) {
+/** The place whose alternatives are listed, and whether its own token is named, or the one before it. */
+function chooseSubject(explorer) {
   const { asked, axes, scene, state, subject } = explorer;
   const axis = axes[scene.output.axis];
-  const before = (scene.output.shift ?? 1) === 1; // an axis of tokens read: each place writes the next one
+  const readsBefore = (scene.output.shift ?? 1) === 1; // an axis of tokens read: each place writes the next one
   const onAnswer = explorer.decodes(asked) && subject.positions.at(-1) < axis.length;
   const pinned = explorer.pinnedOn(axis).at(-1);
-  const position = onAnswer && (subject.pinned || state.step === null) ? subject.positions.at(-1) : (pinned ?? explorer.step - 1);
-  const own = before && position > 0 && pinned === position; // of a pinned token its own alternatives, as the text has them
-  return { place: own ? position - 1 : position, label: axis.label(position, 24), instead: own || !before };
+  const shown = subject.pinned || state.step === null;
+  const position = onAnswer && shown ? subject.positions.at(-1) : (pinned ?? explorer.step - 1);
+  const itself = readsBefore && position > 0 && pinned === position; // a pinned token has its own alternatives
+  const label = axis.label(position, 24);
+  return { place: itself ? position - 1 : position, label, instead: itself || !readsBefore };
 }
 
 export function paintAlternatives(explorer) {
@@ -25,40 +27,61 @@ export function paintAlternatives(explorer) {
   const box = byId("next");
   box.hidden = !output?.next || !output.axis;
   if (box.hidden) return;
-  const { place, label, instead } = subjectOf(explorer);
-  const title = make("h2", { class: "sub" }, ...sayAround(instead ? "insteadOf" : "nextAfter", { token: make("bdi", { class: "strong", text: label }) }));
-  const found = output.next[place];
-  if (!found?.length) return refill(box, title, make("p", { class: "soft", text: say("noNext") }));
-  const off = ablationOf(explorer)?.next?.[place] ?? null;
-  const goesOn = explorer.live && explorer.scene.continues;
-  const rows = rowsOf(explorer, place, off).map((row) => rowElement(explorer, place, row, off, goesOn));
-  const head = off ? make("thead", {}, make("tr", {}, make("td"), ...["before", "after"].map((text) => make("th", { scope: "col", class: `number ${text === "after" ? "off" : ""}`, text: say(text) })), make("th", { class: "bar-head", "aria-hidden": "true" }))) : null;
-  refill(box, title, make("table", { class: "keys" }, head, make("tbody", {}, ...rows)),
-    goesOn ? make("p", { class: "soft tiny", text: say("goOnHint") }) : null, ...continuationOf(explorer, place));
+  const { place, label, instead } = chooseSubject(explorer);
+  const token = make("bdi", { class: "strong", text: label });
+  const title = make("h2", { class: "sub" }, ...sayAround(instead ? "insteadOf" : "nextAfter", { token }));
+  if (!output.next[place]?.length) return refill(box, title, makeNote(say("noNext")));
+  const off = explorer.ablation.answer?.next?.[place] ?? null;
+  const canContinue = explorer.live && explorer.scene.continues;
+  const rows = listRows(explorer, place, off).map((row) => showRow(explorer, place, row, off, canContinue));
+  const table = make("table", { class: "keys" }, off ? makeHead() : null, make("tbody", {}, ...rows));
+  const hint = canContinue ? makeNote(say("goOnHint"), "soft tiny") : null;
+  refill(box, title, table, hint, ...showContinuation(explorer, place));
 }
 
-function rowElement(explorer, place, { text, chance, without, choice, written }, off, goesOn) {
+/** The head of a table with the probabilities before and after an ablation. */
+function makeHead() {
+  const before = make("th", { scope: "col", class: "number", text: say("before") });
+  const after = make("th", { scope: "col", class: "number off", text: say("after") });
+  const bars = make("th", { class: "bar-head", "aria-hidden": "true" });
+  return make("thead", {}, make("tr", {}, make("td"), before, after, bars));
+}
+
+function showRow(explorer, place, { text, chance, without, choice, written }, off, canContinue) {
   const bar = make("span", { class: "bar warm" });
   bar.style.width = `${Math.max(2, 100 * ((off ? without : chance) ?? 0))}%`;
   const shown = makeLegible(text.replace(/^[▁Ġ](?=.)/u, ""), 24);
-  const name = make("bdi", { text: shown });
-  const chosen = explorer.continued?.place === place && explorer.continued.choice === choice;
-  const token = goesOn && choice !== null && !written
-    ? make("button", { type: "button", class: "link alternative", title: say("writeThis", { token: shown }), "aria-pressed": String(chosen), on: { click: () => goOn(explorer, place, choice) } }, name)
-    : name;
-  return make("tr", { class: written ? "written" : null }, make("td", {}, token, written ? make("span", { class: "place", text: say("writtenHere") }) : null), make("td", { class: "number", text: formatNumber(chance, 3) }),
-    off ? make("td", { class: "number off", text: formatNumber(without, 3) }) : null, make("td", { class: "bar-cell", "aria-hidden": "true" }, bar));
+  let token = make("bdi", { text: shown });
+  if (canContinue && choice !== null && !written) {
+    const chosen = explorer.continued?.place === place && explorer.continued.choice === choice;
+    const options = { title: say("writeThis", { token: shown }), "aria-pressed": String(chosen) };
+    token = makeButton(token, () => continueFrom(explorer, place, choice), { class: "link alternative", ...options });
+  }
+  return make(
+    "tr",
+    { class: written ? "written" : null },
+    make("td", {}, token, written ? make("span", { class: "place", text: say("writtenHere") }) : null),
+    make("td", { class: "number", text: formatNumber(chance, 3) }),
+    off ? make("td", { class: "number off", text: formatNumber(without, 3) }) : null,
+    make("td", { class: "bar-cell", "aria-hidden": "true" }, bar),
+  );
 }
 
 /** The most probable tokens, with what the model gives them after an ablation; the written one is always among them. */
-function rowsOf({ axes, scene: { output } }, place, off) {
+function listRows({ axes, scene: { output } }, place, off) {
   const rank = output.ranks?.[place] ?? null;
   const afterOf = (text) => off?.find(([other]) => other === text)?.[1] ?? null;
-  const rows = output.next[place].map(([text, chance], choice) => ({ text, chance, without: afterOf(text), choice, written: choice === rank }));
-  const added = (off ?? []).filter(([text]) => !rows.some((row) => row.text === text)).map(([text, without]) => ({ text, chance: null, without, choice: null, written: false }));
+  const rows = output.next[place].map(([text, chance], choice) => {
+    return { text, chance, without: afterOf(text), choice, written: choice === rank };
+  });
+  const candidates = rows.length;
+  for (const [text, without] of off ?? []) {
+    if (rows.some((row) => row.text === text)) continue;
+    rows.push({ text, chance: null, without, choice: null, written: false });
+  }
   const most = ({ chance, without }) => Math.max(chance ?? 0, without ?? 0);
-  const listed = (off ? [...rows, ...added].sort((one, other) => most(other) - most(one)) : rows).slice(0, LISTED);
-  if (rank !== null && rank >= rows.length) {
+  const listed = (off ? rows.sort((left, right) => most(right) - most(left)) : rows).slice(0, LISTED);
+  if (rank !== null && rank >= candidates) {
     const text = axes[output.axis].label(place + (output.shift ?? 1), 24);
     listed.push({ text, chance: output.chances[place], without: null, choice: null, written: true });
   }
@@ -66,30 +89,27 @@ function rowsOf({ axes, scene: { output } }, place, off) {
 }
 
 /** Lets the model write this token, and what follows it. */
-async function goOn(explorer, place, choice) {
-  const mine = { place, choice, scene: explorer.scene, waiting: true };
-  explorer.continued = mine;
+async function continueFrom(explorer, place, choice) {
+  const request = { place, choice, waiting: true };
+  explorer.continued = request;
   paintAlternatives(explorer);
-  try {
-    Object.assign(mine, await explorer.source.continueFrom(place, choice), { waiting: false });
-  } catch (problem) {
-    Object.assign(mine, { problem: problem.message, waiting: false });
-  }
-  if (explorer.continued !== mine) return;
+  const answer = explorer.source.continueFrom(place, choice);
+  Object.assign(request, await answer.catch((problem) => ({ problem: problem.message })), { waiting: false });
+  if (explorer.continued !== request) return;
   paintAlternatives(explorer);
   byId("next").querySelector(".alternative[aria-pressed='true']")?.focus();
   byId("next").scrollIntoView({ block: "nearest" });
 }
 
 /** The answer before and after, once it was asked for at this place. */
-function continuationOf(explorer, place) {
+function showContinuation(explorer, place) {
   const { continued } = explorer;
   if (!continued || continued.place !== place) return [];
-  if (continued.waiting) return [make("p", { class: "soft", text: say("switching") })];
-  if (continued.problem) return [make("p", { class: "problem", text: continued.problem })];
-  const open = () => explorer.replace(explorer.source.openContinuation(place, continued.choice));
+  if (continued.waiting) return [makeNote(say("switching"))];
+  if (continued.problem) return [makeNote(continued.problem, "problem")];
+  const open = () => explorer.open(explorer.source.openContinuation(place, continued.choice));
   return [
     showBeforeAfter(continued.before_text ?? "", continued.text ?? "", "continued"),
-    make("button", { type: "button", class: "switch", id: "open-continued", text: say("openAnswer"), on: { click: open } }),
+    makeButton(say("openAnswer"), open, { class: "switch", id: "open-continued" }),
   ];
 }

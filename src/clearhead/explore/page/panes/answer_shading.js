@@ -1,11 +1,11 @@
 // The answer shaded by the probability of its tokens: the deeper, the less probable; surprising tokens are underlined.
 
-import { byId, make, refill } from "../draw/elements.js";
-import { term } from "./definitions.js";
+import { formatPercent } from "../data/number_format.js";
+import { byId, make, makeButton, refill } from "../draw/elements.js";
 import { say, sayAround } from "../words/languages.js";
-import { formatPercent } from "../data/tokens.js";
+import { term } from "./definitions.js";
 
-const LESS = 10; // times less probable than another token: that is surprising
+const SURPRISING_RATIO = 10; // a token is surprising where another one is this many times as likely
 
 /** The place at which the token at a position of an axis was written; null where that is not known. */
 function placeOf(explorer, axis, position) {
@@ -18,25 +18,26 @@ function placeOf(explorer, axis, position) {
 /** Whether the model prefers another token: of a given answer at all, of its own ten times. */
 function isSurprising(output, place) {
   if (output.given) return output.ranks?.[place] > 0;
-  return LESS * output.chances[place] < (output.next?.[place]?.[0]?.[1] ?? 0);
+  return SURPRISING_RATIO * output.chances[place] < (output.next?.[place]?.[0]?.[1] ?? 0);
 }
 
-/** The places that count as the answer: of a language model those after its prompt, or all if there is nothing after it. */
+/** The places of the answer: of a language model those after its prompt, or all if nothing follows it. */
 function answerPlaces(output) {
   const first = Math.max(0, (output.prompt ?? 0) - 1);
-  const places = output.chances.map((_, place) => place).filter((place) => Number.isFinite(output.chances[place]));
+  const places = [...output.chances.keys()].filter((place) => Number.isFinite(output.chances[place]));
   const after = places.filter((place) => place >= first);
   return after.length ? after : places;
 }
 
-const found = new WeakMap(); // by output: its places, and those that are surprising
+const placesByOutput = new WeakMap(); // {count, surprises}
 
 function placesOf({ scene: { output } }) {
-  if (!found.has(output)) {
+  if (!placesByOutput.has(output)) {
     const places = answerPlaces(output);
-    found.set(output, { count: places.length, surprises: new Set(places.filter((place) => isSurprising(output, place))) });
+    const surprises = new Set(places.filter((place) => isSurprising(output, place)));
+    placesByOutput.set(output, { count: places.length, surprises });
   }
-  return found.get(output);
+  return placesByOutput.get(output);
 }
 
 /** What a text shows, with the shades, marks and notes of probabilities; unchanged where there are none. */
@@ -45,21 +46,28 @@ export function withChances(explorer, axis, shown) {
   if (!scene.output?.chances || !explorer.decodes(axis)) return shown;
   const { surprises } = placesOf(explorer);
   const at = (position) => placeOf(explorer, axis, position);
-  const noted = { ...shown, marked: (position) => surprises.has(at(position)), noteOn: (position) => describe(scene.output, at(position)) };
+  const marked = (position) => surprises.has(at(position));
+  const noted = { ...shown, marked, noteOn: (position) => describe(scene.output, at(position)) };
   if (state.shading !== "chance") return noted;
   const shade = (position) => (at(position) === null ? 0 : 1 - scene.output.chances[at(position)]);
-  return { ...noted, shade, averaged: true, scale: { css: (share) => mix(look.chip, look.doubt, share), ink: () => look.ink } };
+  const scale = { css: (share) => mix(look.chip, look.doubt, share), ink: () => look.ink };
+  return { ...noted, shade, averaged: true, scale };
 }
 
-/** " · probability 54 % · or: 's 31 %, is 4 %" */
+/** "probability 54 %" and "or: 's 31 %, is 4 %", a line each; nothing where the place is not known. */
 function describe(output, place) {
   if (place === null) return "";
-  const others = (output.next?.[place] ?? []).slice(output.ranks?.[place] === 0 ? 1 : 0, 4).map(([text, chance]) => `${text} ${formatPercent(chance)}`);
-  return `\n${say("chanceIs", { chance: formatPercent(output.chances[place]) })}${others.length ? `\n${say("orElse", { others: others.join(", ") })}` : ""}`;
+  const others = (output.next?.[place] ?? [])
+    .slice(output.ranks?.[place] === 0 ? 1 : 0, 4)
+    .map(([text, chance]) => `${text} ${formatPercent(chance)}`);
+  const lines = [say("chanceIs", { chance: formatPercent(output.chances[place]) })];
+  if (others.length) lines.push(say("orElse", { others: others.join(", ") }));
+  return lines.map((line) => `\n${line}`).join("");
 }
 
-function mix(one, other, share) {
-  const parts = [1, 3, 5].map((start) => [one, other].map((hex) => parseInt(hex.slice(start, start + 2), 16)));
+/** The colour between two others, as hex, at a share of the way. */
+function mix(from, to, share) {
+  const parts = [1, 3, 5].map((start) => [from, to].map((hex) => parseInt(hex.slice(start, start + 2), 16)));
   return `rgb(${parts.map(([low, high]) => Math.round(low + (high - low) * share)).join(",")})`;
 }
 
@@ -69,17 +77,31 @@ export function paintChances(explorer) {
   const box = byId("chances");
   box.hidden = !scene.output?.chances || !scene.output.axis;
   if (box.hidden) return;
-  const { count: places, surprises: { size: count } } = placesOf(explorer);
+  const { count: places, surprises } = placesOf(explorer);
   const kind = scene.output.given ? "disagrees" : "surprising";
-  const number = make("span", { class: "surprising-sample", text: say(`${kind}Count`, { count, places }) });
-  const next = make("button", { type: "button", class: "word", id: "next-surprise", title: say("nextSurprise"), on: { click: () => goToNext(explorer) } }, ...sayAround(kind, { number }));
   const about = scene.output.given ? "agreement" : "surprise";
-  const legend = make("span", { class: "chance-legend" }, term(about, say("chanceLegend")), say("sure"), make("span", { class: "chance-bar", "aria-hidden": "true" }), say("unsure"));
-  const choice = (value, phrase) => make("button", { type: "button", value, text: say(phrase), "aria-pressed": String(state.shading === value), on: { click: () => store.set({ shading: value }) } });
-  refill(box,
-    make("span", { class: "segmented", role: "group", "aria-label": say("shading") }, choice("chance", "byChance"), choice("attention", "byAttention")),
-    state.shading === "chance" ? legend : null,
-    count ? next : term(about, say(`${kind}None`)));
+  const choices = [
+    ["chance", "byChance"],
+    ["attention", "byAttention"],
+  ].map(([shading, phrase]) => {
+    const options = { value: shading, "aria-pressed": String(state.shading === shading) };
+    return makeButton(say(phrase), () => store.set({ shading }), options);
+  });
+  const bar = make("span", { class: "chance-bar", "aria-hidden": "true" });
+  const legend = [term(about, say("chanceLegend")), say("sure"), bar, say("unsure")];
+  refill(
+    box,
+    make("span", { class: "segmented", role: "group", "aria-label": say("shading") }, ...choices),
+    state.shading === "chance" ? make("span", { class: "chance-legend" }, ...legend) : null,
+    surprises.size ? makeNext(explorer, kind, places, surprises.size) : term(about, say(`${kind}None`)),
+  );
+}
+
+/** The button with the number of surprising tokens. */
+function makeNext(explorer, kind, places, count) {
+  const number = make("span", { class: "surprising-sample", text: say(`${kind}Count`, { count, places }) });
+  const options = { class: "word", id: "next-surprise", title: say("nextSurprise") };
+  return makeButton("", () => goToNext(explorer), options, ...sayAround(kind, { number }));
 }
 
 /** Pins the next surprising token alone; after the last the first. */

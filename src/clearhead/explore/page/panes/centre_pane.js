@@ -1,27 +1,30 @@
 // The centre pane: one map or two side by side, lines, or the picture; the cell under the pointer; the colour scale.
 
-import { afterQuiet, byId, make, oncePerFrame, refill } from "../draw/elements.js";
-import { headTitle } from "../words/captions.js";
+import { afterQuiet, byId, make, makeButton, oncePerFrame, refill } from "../draw/elements.js";
+import { Viewport } from "../state/viewport.js";
 import { say, sayRole } from "../words/languages.js";
+import { captionOf, headTitle } from "./captions.js";
 import { announce } from "./export_menu.js";
-import { LinesView, captionOf, drawnHeads } from "./lines_view.js";
+import { drawnHeads, LinesView } from "./lines_view.js";
 import { drawLegend, drawLineLegend } from "./map_legend.js";
 import { MapView } from "./map_view.js";
 import { makePicture } from "./picture_panel.js";
 import { cellNote, hideTip, resolutionNote, showTip, stateNote } from "./tips.js";
-import { Viewport } from "../state/viewport.js";
 
 export class Centre {
-  constructor(explorer, shownOn) {
+  constructor(explorer) {
     this.explorer = explorer;
-    this.shownOn = shownOn;
     this.views = [];
     this.picture = null;
     this.stale = true;
     this.repaint = oncePerFrame(() => this.paint());
-    this.lines = new LinesView(explorer, (cell) => this.pin(this.views[0], cell), () => this.repaint());
+    this.lines = new LinesView(
+      explorer,
+      (cell) => this.pin(this.views[0], cell),
+      () => this.repaint(),
+    );
     this.keepView = afterQuiet(120, () => this.rememberView());
-    this.hands = {
+    this.callbacks = {
       cursor: (view, cell, place, keyed) => this.placing || this.point(view, cell, place, keyed),
       pin: (view, cell) => this.pin(view, cell),
       moved: () => {
@@ -31,9 +34,6 @@ export class Centre {
         this.keepView();
       },
     };
-    this.firstMap = new Promise((resolve) => {
-      this.painted = resolve;
-    });
     new ResizeObserver(() => this.repaint()).observe(byId("maps"));
     byId("zoom-in").addEventListener("click", () => this.zoom(1.6));
     byId("zoom-out").addEventListener("click", () => this.zoom(1 / 1.6));
@@ -80,9 +80,9 @@ export class Centre {
     }
     this.showDrawings();
     byId("map-foot").classList.toggle("long", Math.max(...attention.counts) > 64); // it says more, and must not jump
-    const shown = new Set(chosen.map((one) => explorer.tilesOf(one.name, one.head)));
+    const shown = new Set(chosen.map((one) => explorer.weights.tilesOf(one.name, one.head)));
     for (const tiles of explorer.weights.tiles.values()) if (!shown.has(tiles)) tiles.rest();
-    while (this.views.length < chosen.length) this.views.push(new MapView(explorer, this.hands));
+    while (this.views.length < chosen.length) this.views.push(new MapView(explorer, this.callbacks));
     this.views.length = chosen.length;
     byId("maps").classList.toggle("two", chosen.length > 1 && !this.lined);
     this.place(chosen);
@@ -96,7 +96,8 @@ export class Centre {
     for (const button of byId("drawings").querySelectorAll("button")) {
       button.hidden = button.value === (explorer.pictured ? "lines" : "picture");
       button.setAttribute("aria-pressed", String(button.value === shown));
-      if (button.value === "picture") button.textContent = say(explorer.pictured?.kind === "audio" ? "sound" : "picture");
+      if (button.value === "picture")
+        button.textContent = say(explorer.pictured?.kind === "audio" ? "sound" : "picture");
     }
     byId("map-foot").classList.toggle("pictured", pictured);
     byId("map-foot").classList.toggle("lined", lined);
@@ -124,12 +125,18 @@ export class Centre {
     const attention = explorer.attentionOf(one.name);
     const other = explorer.shapeOf(attention) !== this.shape;
     views[i].show(one, other ? new Viewport(...attention.counts) : viewport);
-    views[i].canvas.setAttribute("aria-label", say("mapLabel", { head: headTitle(explorer, one), queries: attention.counts[0], keys: attention.counts[1] }));
+    views[i].canvas.setAttribute(
+      "aria-label",
+      say("mapLabel", { head: headTitle(explorer, one), queries: attention.counts[0], keys: attention.counts[1] }),
+    );
     const close = explorer.state.other && i === 1;
-    const caption = make("figcaption", {},
+    const caption = make(
+      "figcaption",
+      {},
       make("span", { class: "caption" }, ...captionOf(explorer, [one])),
       i === 0 && this.comparable ? this.compareButton() : null,
-      close ? this.closeButton() : null);
+      close ? this.closeButton() : null,
+    );
     let body = views[i].element;
     if (this.pictured) {
       this.pictures ??= [];
@@ -147,10 +154,17 @@ export class Centre {
     if (this.lineKey !== key || this.lineWeights !== explorer.weights) lines.show(sets);
     Object.assign(this, { lineKey: key, lineWeights: explorer.weights });
     const compared = sets.length > 1;
-    const titles = sets.map((heads, i) => make("span", { class: `caption${compared ? ` line-head${i}` : ""}` }, ...captionOf(explorer, heads)));
-    if (sets[0].length > 1) titles.push(make("span", { class: "fact", text: say("meanBeside", { head: explorer.state.head }) }));
+    const titles = sets.map((heads, i) =>
+      make("span", { class: `caption${compared ? ` line-head${i}` : ""}` }, ...captionOf(explorer, heads)),
+    );
+    if (sets[0].length > 1)
+      titles.push(make("span", { class: "fact", text: say("meanBeside", { head: explorer.state.head }) }));
     this.lineFigure ??= make("figure", {}, make("figcaption"), lines.element);
-    refill(this.lineFigure.firstChild, make("span", { class: "captions" }, ...titles), compared ? this.closeButton() : this.comparable && this.compareButton());
+    refill(
+      this.lineFigure.firstChild,
+      make("span", { class: "captions" }, ...titles),
+      compared ? this.closeButton() : this.comparable && this.compareButton(),
+    );
     if (byId("maps").firstChild !== this.lineFigure) refill(byId("maps"), this.lineFigure);
   }
 
@@ -162,19 +176,24 @@ export class Centre {
 
   closeButton() {
     const { store } = this.explorer;
-    return make("button", { type: "button", class: "small", text: "×", "aria-label": say("stopCompare"), title: say("stopCompare"), on: { click: () => store.set({ other: null }) } });
+    const options = { class: "small", "aria-label": say("stopCompare"), title: say("stopCompare") };
+    return makeButton("×", () => store.set({ other: null }), options);
   }
 
   /** Chooses a second head with the next click on one, for those who have no Shift key. */
   compareButton() {
     const { explorer } = this;
-    const pick = () => {
-      explorer.picking = !explorer.picking;
-      button.setAttribute("aria-pressed", String(explorer.picking));
-      announce(explorer.picking ? say("pickSecond") : "");
-    };
-    const button = make("button", { type: "button", class: "small compare", id: "compare", text: say("compare"), title: say("compareHint"), "aria-pressed": String(Boolean(explorer.picking)), on: { click: pick } });
-    return button;
+    const { state, store } = explorer;
+    const pick = () => store.set({ picking: !state.picking });
+    const options = { class: "small compare", id: "compare", title: say("compareHint") };
+    return makeButton(say("compare"), pick, { ...options, "aria-pressed": String(state.picking) });
+  }
+
+  /** Says whether the next click on a head chooses the second. */
+  showPicking() {
+    const { picking } = this.explorer.state;
+    byId("compare")?.setAttribute("aria-pressed", String(picking));
+    announce(picking ? say("pickSecond") : "");
   }
 
   paint() {
@@ -206,7 +225,7 @@ export class Centre {
     if (document.documentElement.dataset.ready) return;
     document.documentElement.dataset.ready = "map";
     performance.mark("clearhead:first-map");
-    this.painted();
+    this.explorer.store.emit("painted");
   }
 
   paintLines(marks) {
@@ -219,7 +238,7 @@ export class Centre {
     if (lines.data || lines.problem) this.markReady();
   }
 
-  /** After the map has moved: the tip stays with a cell that keys have chosen, or says what is under the pointer now. */
+  /** After the map has moved: the tip stays with a cell that keys chose, or says what is under the pointer now. */
   followTip() {
     const { view, cell, place, keyed } = this.tipped;
     if (!this.views.includes(view)) return this.point(view, null, null);
@@ -233,9 +252,9 @@ export class Centre {
     const { chosen, explorer } = this;
     const { pictured: axis, pictureWords: words } = explorer;
     for (const [i, picture] of this.pictures.slice(0, chosen.length).entries()) {
-      const shown = await this.shownOn(axis, chosen[i]);
-      const written = words && (await this.shownOn(words, chosen[i]));
-      const matrix = words && (await explorer.matrixOf(chosen[i]).catch(() => null));
+      const shown = await explorer.shownOn(axis, chosen[i]);
+      const written = words && (await explorer.shownOn(words, chosen[i]));
+      const matrix = words && (await explorer.weights.matrixOf(chosen[i]).catch(() => null));
       if (picture.axis === axis) picture.update(shown, written, matrix);
     }
     this.legend = null;
@@ -250,8 +269,13 @@ export class Centre {
   marks() {
     const { explorer } = this;
     const { attention, state } = explorer;
-    const placed = (axis, side) => new Set(explorer.pinnedOn(explorer.axes[axis])
-      .map((position) => position - attention.first[side]).filter((place) => place >= 0 && place < attention.counts[side]));
+    const placed = (axis, side) =>
+      new Set(
+        explorer
+          .pinnedOn(explorer.axes[axis])
+          .map((position) => position - attention.first[side])
+          .filter((place) => place >= 0 && place < attention.counts[side]),
+      );
     const self = explorer.isInward(attention);
     const at = state.direction === "at";
     const queries = self && !at ? new Set() : placed(attention.queries, 0);
@@ -290,19 +314,19 @@ export class Centre {
     if (cursor && cursor.q !== null && cursor.k !== null) {
       this.viewport.zoom(factor, this.viewport.x(cursor.k + 0.5), this.viewport.y(cursor.q + 0.5));
     } else this.viewport.zoom(factor);
-    this.hands.moved();
+    this.callbacks.moved();
   }
 
   fit() {
     if (this.lined) return;
     this.viewport.fit();
-    this.hands.moved();
+    this.callbacks.moved();
   }
 
   pan(across, down) {
     if (this.lined) return;
     this.viewport.pan(across, down);
-    this.hands.moved();
+    this.callbacks.moved();
   }
 
   /** Centres a token, zoomed in enough to read it. */
@@ -316,7 +340,7 @@ export class Centre {
     const q = axis === attention.queries ? position - attention.first[0] + 0.5 : query;
     const k = axis === attention.keys ? position - attention.first[1] + 0.5 : key;
     viewport.centreOn(q, k);
-    this.hands.moved();
+    this.callbacks.moved();
   }
 
   rememberView() {
@@ -343,7 +367,8 @@ export class Centre {
     const { blocks, exact, tops, hides, odd } = view.plot.resolution;
     const ends = view.tiles.ends(curve, blocks);
     const single = (exact || tops) && blocks[0] * blocks[1] === 1;
-    const key = `${explorer.scale.key}/${curve}/${ends}/${single}/${hides}/${odd}/${document.documentElement.lang}`;
+    const { lang } = document.documentElement;
+    const key = [explorer.look.scale.key, curve, ends, single, hides, odd, lang].join("/");
     if (this.legend === key) return;
     this.legend = key;
     drawLegend(explorer, curve, ends, single, { hides, odd });

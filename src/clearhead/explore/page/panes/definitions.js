@@ -34,7 +34,8 @@ export function noteToken(token, note) {
 /** Fills the list that aria-describedby refers to, in the language of the page. */
 export function fillDefinitions() {
   refill(byId("definitions"), ...listTerms().map((key) => make("p", { id: idOf(key), text: sayTerm(key) })));
-  for (const element of document.querySelectorAll("[data-define]")) element.setAttribute("aria-describedby", idOf(element.dataset.define));
+  for (const element of document.querySelectorAll("[data-define]"))
+    element.setAttribute("aria-describedby", idOf(element.dataset.define));
   hide();
 }
 
@@ -52,7 +53,8 @@ export function listenToTerms() {
   document.addEventListener("pointerover", (event) => {
     if (event.pointerType === "touch") return;
     const element = termOf(event);
-    if (isOnLine(event)) clearTimeout(timer); // the pointer may rest on the line itself
+    if (isOnLine(event))
+      clearTimeout(timer); // the pointer may rest on the line itself
     else if (element) soon(() => show(element));
     else if (shownFor) soon(hide);
     else clearTimeout(timer);
@@ -71,15 +73,22 @@ export function listenToTerms() {
     hide();
     if (element) setTimeout(() => show(element.isConnected ? element : again(element)), 60); // a click may make it anew
   });
-  document.addEventListener("focusin", (event) => event.target.matches?.("[data-define]:focus-visible") && show(event.target));
+  document.addEventListener(
+    "focusin",
+    (event) => event.target.matches?.("[data-define]:focus-visible") && show(event.target),
+  );
   document.addEventListener("focusout", (event) => event.target === shownFor && hide());
   document.addEventListener("scroll", hide, { capture: true, passive: true });
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || byId("definition").hidden) return;
-    event.preventDefault();
-    event.stopPropagation();
-    hide();
-  }, { capture: true });
+  document.addEventListener(
+    "keydown",
+    (event) => {
+      if (event.key !== "Escape" || byId("definition").hidden) return;
+      event.preventDefault();
+      event.stopPropagation();
+      hide();
+    },
+    { capture: true },
+  );
 }
 
 function isOnLine({ clientX, clientY }) {
@@ -92,7 +101,9 @@ function again({ dataset }) {
 }
 
 function show(element) {
-  const line = element?.isConnected ? [element.dataset.note, sayTerm(element.dataset.define)].filter(Boolean).join("\n") : "";
+  const line = element?.isConnected
+    ? [element.dataset.note, sayTerm(element.dataset.define)].filter(Boolean).join("\n")
+    : "";
   if (!line) return hide();
   clearTimeout(timer);
   shownFor = element;
@@ -108,7 +119,14 @@ function show(element) {
 function isAnyCovered(root, except, { left, top, width, height }) {
   return [...root.querySelectorAll("button, input, select, a")].some((control) => {
     const box = control.getBoundingClientRect();
-    return control !== except && box.width > 0 && box.left < left + width && box.right > left && box.top < top + height && box.bottom > top;
+    return (
+      control !== except &&
+      box.width > 0 &&
+      box.left < left + width &&
+      box.right > left &&
+      box.top < top + height &&
+      box.bottom > top
+    );
   });
 }
 
@@ -117,7 +135,9 @@ function choosePlace(element, width, height) {
   const [own, row] = [element, element.parentElement].map((one) => one.getBoundingClientRect());
   const left = Math.max(6, Math.min(own.left, window.innerWidth - width - 6));
   const covers = (top) => isAnyCovered(element.parentElement, element, { left, top, width, height });
-  const fitting = [own.bottom + GAP, own.top - height - GAP, row.bottom + GAP, row.top - height - GAP].filter((top) => top >= 4 && top + height <= window.innerHeight);
+  const fitting = [own.bottom + GAP, own.top - height - GAP, row.bottom + GAP, row.top - height - GAP].filter(
+    (top) => top >= 4 && top + height <= window.innerHeight,
+  );
   return { left, top: fitting.find((top) => !covers(top)) ?? fitting[0] ?? Math.max(4, own.top - height - GAP) };
 }
 

@@ -1,10 +1,10 @@
 // Exports: the view as SVG and PNG, the selection as JSON and CSV, a link to the view.
 
-import { byId, make } from "../draw/elements.js";
-import { makeFigure } from "../draw/svg_figure.js";
 import { isHidden, oddText } from "../data/number_format.js";
-import { say } from "../words/languages.js";
+import { byId, make } from "../draw/elements.js";
 import { fragmentOf, writeAddress } from "../state/store.js";
+import { say } from "../words/languages.js";
+import { makeFigure } from "./svg_figure.js";
 
 const WINDOW_CELLS = 128 * 128;
 
@@ -58,26 +58,41 @@ export async function savePng(explorer, centre) {
 /** The selection in numbers: the tokens, what they look at, and the cells on the screen. */
 async function selectionOf(explorer, centre) {
   const { state, scene, attention, asked, answered, subject } = explorer;
-  const heads = state.other ? [{ name: state.name, head: state.head }, state.other] : [{ name: state.name, head: state.head }];
+  const heads = state.other
+    ? [{ name: state.name, head: state.head }, state.other]
+    : [{ name: state.name, head: state.head }];
   const found = [];
   for (const chosen of heads) {
     for (const position of subject.positions) {
-      const line = await explorer.lineOf(state.direction, chosen.name, chosen.head, position);
+      const line = await explorer.weights.lineOf(state.direction, chosen.name, chosen.head, position);
       const first = attention.first[state.direction === "at" ? 1 : 0];
       const weights = line.weights
         ? Array.from(line.weights, (weight, place) => [place + first, weight]).filter(([, weight]) => !isHidden(weight))
         : line.top.map(([place, weight]) => [place, weight]);
       found.push({
-        attention: chosen.name, head: chosen.head, position, token: asked.tokens[position], complete: Boolean(line.weights),
-        weights: weights.map(([place, weight]) => ({ position: place, token: answered.tokens[place], weight: exported(weight) })),
+        attention: chosen.name,
+        head: chosen.head,
+        position,
+        token: asked.tokens[position],
+        complete: Boolean(line.weights),
+        weights: weights.map(([place, weight]) => ({
+          position: place,
+          token: answered.tokens[place],
+          weight: exported(weight),
+        })),
         error: explorer.source.precision(chosen.name, chosen.head),
       });
     }
   }
   return {
-    format: 1, title: scene.title, link: fragmentOf(state), direction: state.direction === "at" ? "looks at" : "is looked at by",
-    heads: heads.map((chosen) => ({ attention: chosen.name, ...explorer.headOf(chosen) })), tokens: found,
-    window: await windowOf(centre, 0), ...(state.other ? { second_window: await windowOf(centre, 1) } : {}),
+    format: 1,
+    title: scene.title,
+    link: fragmentOf(state),
+    direction: state.direction === "at" ? "looks at" : "is looked at by",
+    heads: heads.map((chosen) => ({ attention: chosen.name, ...explorer.headOf(chosen) })),
+    tokens: found,
+    window: await windowOf(centre, 0),
+    ...(state.other ? { second_window: await windowOf(centre, 1) } : {}),
   };
 }
 
@@ -89,12 +104,14 @@ function exported(weight) {
 /** The weights on the screen, if they are few and exact; null for what the mask hides. */
 async function windowOf(centre, which) {
   const view = centre.views[which];
-  const { q0, q1, k0, k1 } = centre.lined ? { q0: 0, q1: view.viewport.queries, k0: 0, k1: view.viewport.keys } : view.viewport.window;
+  const { q0, q1, k0, k1 } = centre.lined
+    ? { q0: 0, q1: view.viewport.queries, k0: 0, k1: view.viewport.keys }
+    : view.viewport.window;
   const [query, key] = view.attention.first;
   const window = { queries: [q0 + query, q1 + query], keys: [k0 + key, k1 + key], weights: null };
-  const { blocks, exact } = view.plot?.resolution ?? { blocks: view.tiles.shown, exact: true }; // none where a picture is shown
+  const { blocks, exact } = view.plot?.resolution ?? { blocks: view.tiles.shown, exact: true }; // a picture has no plot
   if ((q1 - q0) * (k1 - k0) > WINDOW_CELLS) return { ...window, shown: { queries: blocks[0], keys: blocks[1], exact } };
-  if (centre.lined) return { ...window, weights: rowsOf(await view.explorer.matrixOf(view.chosen), q1, k1) };
+  if (centre.lined) return { ...window, weights: rowsOf(await view.explorer.weights.matrixOf(view.chosen), q1, k1) };
   const rows = [];
   for (let q = q0; q < q1; q++) {
     const row = [];
@@ -111,7 +128,11 @@ async function windowOf(centre, which) {
 /** All rows of a matrix of weights; null if it is one of blocks. */
 function rowsOf({ rows, columns, values, exact }, queries, keys) {
   if (exact === false || rows !== queries || columns !== keys) return null;
-  return Array.from({ length: rows }, (_, q) => Array.from(values.subarray(q * columns, (q + 1) * columns), (weight) => (isHidden(weight) ? null : exported(weight))));
+  return Array.from({ length: rows }, (_, q) =>
+    Array.from(values.subarray(q * columns, (q + 1) * columns), (weight) =>
+      isHidden(weight) ? null : exported(weight),
+    ),
+  );
 }
 
 export async function saveJson(explorer, centre) {
@@ -122,10 +143,21 @@ export async function saveCsv(explorer, centre) {
   const { tokens, direction } = await selectionOf(explorer, centre);
   const lines = [["attention", "head", "position", "token", "direction", "other_position", "other_token", "weight"]];
   for (const one of tokens) {
-    for (const other of one.weights) lines.push([one.attention, one.head, one.position, one.token, direction, other.position, other.token, other.weight]);
+    for (const other of one.weights)
+      lines.push([
+        one.attention,
+        one.head,
+        one.position,
+        one.token,
+        direction,
+        other.position,
+        other.token,
+        other.weight,
+      ]);
   }
+  const rows = lines.map((line) => `${line.map(cellText).join(",")}\r\n`);
   const mark = "\ufeff"; // or table programs read Chinese as something else
-  save(explorer, "csv", mark + lines.map((line) => line.map(cellText).join(",")).join("\r\n") + "\r\n", "text/csv");
+  save(explorer, "csv", [mark, ...rows].join(""), "text/csv");
 }
 
 /** A cell of CSV; a table program must not take a token for a formula. */

@@ -1,10 +1,11 @@
 // A picture with the words that were written about it: every word has a small picture of what it looks at.
 
-import { between, isOwnKey, make, noteClicks, refill, sharpen } from "../draw/elements.js";
-import { paintOverlay } from "../draw/picture_overlay.js";
+import { clamp } from "../data/number_format.js";
 import { patchStrength } from "../data/token_sums.js";
-import { PictureFlow } from "./picture_flow.js";
+import { make, makeRoving, refill, shadeElement, sharpen } from "../draw/elements.js";
+import { paintOverlay } from "../draw/picture_overlay.js";
 import { say } from "../words/languages.js";
+import { PictureFlow } from "./picture_flow.js";
 
 const LARGE = 92; // pixels of the longer side of a small picture; so that they fit one row,
 const SMALL = 52; // down to this
@@ -12,10 +13,9 @@ const AROUND = 17; // pixels between them
 const MOST = 240; // words that get a picture
 
 export class FilmView {
-  /** @param {any} axis of the patches @param {any} words the axis of the words @param {any} hands of the patches @param {any} wordHands */
-  constructor(axis, words, hands, wordHands, options) {
-    Object.assign(this, { axis, words, hands, wordHands });
-    this.picture = new PictureFlow(axis, hands, options);
+  constructor(axis, words, callbacks, wordCallbacks, options) {
+    Object.assign(this, { axis, words, callbacks, wordCallbacks });
+    this.picture = new PictureFlow(axis, callbacks, options);
     this.strip = make("div", { class: "films", role: "group", "aria-label": say("output") });
     this.stage = make("div", { class: "stage" }, this.picture.element);
     this.element = make("div", { class: "film-view" }, this.stage, this.strip);
@@ -32,11 +32,25 @@ export class FilmView {
   build() {
     for (let position = 0; position < this.words.length && this.films.length < MOST; ) {
       const positions = this.words.wordAt(position);
-      const text = positions.map((one) => this.words.label(one, 24)).join("").replace(/^␣+(?=.)/u, "");
+      const text = positions
+        .map((one) => this.words.label(one, 24))
+        .join("")
+        .replace(/^␣+(?=.)/u, "");
       const canvas = make("canvas", { "aria-hidden": "true" });
       const word = make("span", { class: "film-word", text, dir: "auto" });
       const classes = `film${this.words.special[position] ? " special" : ""}`;
-      const button = make("button", { type: "button", class: classes, tabindex: position ? "-1" : "0", "data-film": this.films.length, title: text }, canvas, word);
+      const button = make(
+        "button",
+        {
+          type: "button",
+          class: classes,
+          tabindex: position ? "-1" : "0",
+          "data-film": this.films.length,
+          title: text,
+        },
+        canvas,
+        word,
+      );
       this.films.push({ positions, canvas, word, button });
       position = positions.at(-1) + 1;
     }
@@ -45,37 +59,28 @@ export class FilmView {
 
   listen() {
     const filmOf = (event) => this.films[event.target.closest?.(".film")?.dataset.film];
-    const point = (film) => (film ? this.wordHands.pointAtWord(film.positions) : this.wordHands.point(null));
-    this.strip.addEventListener("click", (event) => filmOf(event) && this.wordHands.pinWord(filmOf(event).positions));
+    const point = (film) => (film ? this.wordCallbacks.pointAtWord(film.positions) : this.wordCallbacks.point(null));
+    this.strip.addEventListener(
+      "click",
+      (event) => filmOf(event) && this.wordCallbacks.pinWord(filmOf(event).positions),
+    );
     this.strip.addEventListener("pointerover", (event) => event.pointerType !== "touch" && point(filmOf(event)));
-    this.strip.addEventListener("pointerleave", () => this.wordHands.point(null));
-    this.strip.addEventListener("focusin", (event) => {
-      for (const film of this.films) film.button.tabIndex = film.button === event.target ? 0 : -1;
-      if (event.target.matches(":focus-visible")) point(filmOf(event));
-    });
-    this.strip.addEventListener("focusout", () => this.wordHands.point(null));
-    noteClicks(this.strip);
-    this.strip.addEventListener("keydown", (event) => {
-      const by = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 }[event.key];
-      if (!by || !isOwnKey(event, this.strip)) return;
-      event.preventDefault();
-      event.stopPropagation();
-      const place = this.films.findIndex((film) => film.button === document.activeElement);
-      this.films[between(0, place + by, this.films.length - 1)]?.button.focus();
-    });
+    this.strip.addEventListener("pointerleave", () => this.wordCallbacks.point(null));
+    this.strip.addEventListener("focusin", (event) => event.target.matches(":focus-visible") && point(filmOf(event)));
+    this.strip.addEventListener("focusout", () => this.wordCallbacks.point(null));
+    makeRoving(this.strip);
   }
 
-  /** @param {any} shown of the patches @param {any} words shown of the words @param {any} matrix of the head, or null */
+  /** `shown` is of the places, `words` of what was written; `matrix` has the weights of the head, or is null. */
   update(shown, words, matrix) {
     this.picture.update(shown);
-    const scale = this.hands.scale();
+    const scale = this.callbacks.look().scale;
     for (const film of this.films) {
       const { button, positions, word } = film;
       const has = (position) => positions.includes(position);
       const pinned = positions.every((position) => words.pinned.has(position));
       const shade = words.shade ? Math.max(...positions.map(words.shade)) : 0;
-      word.style.backgroundColor = shade > 0.004 ? scale.css(shade) : "";
-      word.style.color = shade > 0.004 ? scale.ink(shade) : "";
+      shadeElement(word, shade, scale);
       button.classList.toggle("pinned", pinned);
       button.classList.toggle("current", has(words.current));
       button.classList.toggle("cursor", has(words.cursor));
@@ -89,15 +94,15 @@ export class FilmView {
   }
 
   paintFilm({ canvas, positions }, matrix, scale, shown) {
-    const image = this.hands.pictures().get(this.axis.name);
+    const image = this.callbacks.pictures().get(this.axis.name);
     if (!image) return;
     const ratio = image.naturalWidth / image.naturalHeight || 1;
-    const side = between(SMALL, (this.strip.clientWidth - 8) / this.films.length - AROUND, LARGE);
+    const side = clamp(SMALL, (this.strip.clientWidth - 8) / this.films.length - AROUND, LARGE);
     const [width, height] = ratio > 1 ? [side, side / ratio] : [side * ratio, side];
     const context = sharpen(canvas, width, height);
     const shade = (matrix && shadeOfWord(matrix, positions)) ?? (() => 0);
     const marks = { shade, pinned: shown.shade ? new Set() : shown.pinned, current: null, cursor: null };
-    paintOverlay(context, { image, axis: this.axis, width, height, scale, look: this.hands.look(), shown: marks });
+    paintOverlay(context, { image, axis: this.axis, width, height, scale, look: this.callbacks.look(), shown: marks });
   }
 
   /** Scrolls the strip alone until a word is visible. */
@@ -105,7 +110,8 @@ export class FilmView {
     const button = this.films.find((film) => film.positions.includes(position))?.button;
     if (!button) return;
     const top = button.offsetTop - this.strip.offsetTop;
-    if (top < this.strip.scrollTop || top + button.offsetHeight > this.strip.scrollTop + this.strip.clientHeight) this.strip.scrollTop = top - 8;
+    if (top < this.strip.scrollTop || top + button.offsetHeight > this.strip.scrollTop + this.strip.clientHeight)
+      this.strip.scrollTop = top - 8;
   }
 
   /** The picture and the words below it, for a saved figure. */
@@ -122,19 +128,26 @@ export class FilmView {
     for (const { canvas: film, word, button } of this.films) {
       const at = (element) => {
         const box = element.getBoundingClientRect();
-        return [box.left - place.left + (width - place.width) / 2, box.top - place.top + this.strip.scrollTop + top, box.width, box.height];
+        return [
+          box.left - place.left + (width - place.width) / 2,
+          box.top - place.top + this.strip.scrollTop + top,
+          box.width,
+          box.height,
+        ];
       };
       const faded = button.classList.contains("faded");
       context.globalAlpha = faded ? 0.34 : 1;
       context.drawImage(film, ...at(film));
       context.globalAlpha = 1;
       const [x, y, wide, high] = at(word);
-      const look = this.hands.look();
+      const look = this.callbacks.look();
       if (word.style.backgroundColor && !faded) {
         context.fillStyle = word.style.backgroundColor;
         context.fillRect(x, y, wide, high);
       }
-      context.fillStyle = faded ? look.soft : word.style.color || (/pinned|current/.test(button.className) ? look.accent : look.ink);
+      context.fillStyle = faded
+        ? look.soft
+        : word.style.color || (/pinned|current/.test(button.className) ? look.accent : look.ink);
       context.font = look.font;
       context.fillText(word.textContent, x + wide / 2, y + high / 2, wide);
     }

@@ -1,13 +1,14 @@
 // The head atlas: a thumbnail of every head in the colour of its role, by layer or sorted by a measure.
 
+import { formatNumber } from "../data/number_format.js";
 import { ROLE_COLOURS, roleColour, tint } from "../draw/colours.js";
-import { byId, make, oncePerFrame, refill, sharpen } from "../draw/elements.js";
-import { explained } from "./definitions.js";
+import { byId, make, makeBitmap, oncePerFrame, refill, sharpen } from "../draw/elements.js";
+import { SORTS } from "../state/store.js";
 import { say, sayRole } from "../words/languages.js";
+import { layerName, roleDot } from "./captions.js";
+import { explained } from "./definitions.js";
 import { paintSpread } from "./measure_dots.js";
-import { formatNumber } from "../data/tokens.js";
 
-export const SORTS = ["layer", "role", "entropy", "distance", "sink", "peak", "effect"];
 const CAPTION = 13;
 const MANY = 1000; // heads; more of them scroll, and only those near the visible ones are on the page
 const BEYOND = 500; // pixels above and below the visible heads
@@ -15,6 +16,7 @@ const TARGET = 24; // pixels that a finger needs
 const MARGIN = 4; // around the grid, for the frame of the chosen head
 const GUTTER = 28; // left of the grid, for the layers' numbers
 const PADDING = 28; // of the pane, left and right
+const USUAL = 300; // pixels of the pane
 const WIDEST = 364; // pixels of the pane
 
 export class Atlas {
@@ -31,16 +33,26 @@ export class Atlas {
     this.grid = byId("atlas-grid");
     this.grid.addEventListener("keydown", (event) => this.walk(event));
     this.grid.addEventListener("scroll", () => requestAnimationFrame(() => this.follow()), { passive: true });
-    new ResizeObserver(() => (this.build(), this.follow())).observe(byId("atlas"));
+    const resized = new ResizeObserver(() => {
+      this.build();
+      this.follow();
+    });
+    resized.observe(byId("atlas"));
   }
 
   renew() {
     this.thumbs.clear();
     this.known.clear();
-    this.built = "";
     const most = Math.max(...this.explorer.scene.attentions.map((one) => one.heads.length));
-    const width = PADDING + GUTTER + most * TARGET + MARGIN;
-    document.documentElement.style.setProperty("--atlas", `${width > WIDEST ? 300 : Math.max(300, width)}px`); // wide enough for 12 heads
+    const wanted = PADDING + GUTTER + most * TARGET + MARGIN;
+    const width = wanted > WIDEST ? USUAL : Math.max(USUAL, wanted); // wide enough for 12 heads
+    document.documentElement.style.setProperty("--atlas", `${width}px`);
+    this.rebuild();
+  }
+
+  /** Builds all anew, also where heads and their order are the same. */
+  rebuild() {
+    this.built = "";
     this.build();
   }
 
@@ -67,16 +79,26 @@ export class Atlas {
     const cell = this.cells.find((one) => one.attention.name === name && one.head.number === head);
     if (!cell) return;
     if (this.width > width) this.grid.scrollLeft = Math.max(0, cell.x - width / 2);
-    if (this.cells.length > MANY) this.grid.scrollTop = this.explorer.state.sort === "layer" ? cell.y - this.grid.clientHeight / 2 : 0;
+    if (this.cells.length > MANY)
+      this.grid.scrollTop = this.explorer.state.sort === "layer" ? cell.y - this.grid.clientHeight / 2 : 0;
   }
 
   buildTabs() {
     const { explorer } = this;
-    const tabs = explorer.groups.map((group) => make("button", {
-      type: "button", role: "tab", class: "tab", ...explained(groupTerm(group)), id: `tab-${group.key}`, text: groupName(group), "aria-controls": "atlas-grid",
-      "aria-selected": String(group === explorer.group), tabindex: group === explorer.group ? "0" : "-1",
-      on: { click: () => explorer.openGroup(group), keydown: (event) => this.walkTabs(event) },
-    }));
+    const tabs = explorer.groups.map((group) =>
+      make("button", {
+        type: "button",
+        role: "tab",
+        class: "tab",
+        ...explained(groupTerm(group)),
+        id: `tab-${group.key}`,
+        text: groupName(group),
+        "aria-controls": "atlas-grid",
+        "aria-selected": String(group === explorer.group),
+        tabindex: group === explorer.group ? "0" : "-1",
+        on: { click: () => explorer.openGroup(group), keydown: (event) => this.walkTabs(event) },
+      }),
+    );
     byId("tabs").hidden = tabs.length < 2;
     refill(byId("tabs"), ...tabs);
   }
@@ -96,12 +118,24 @@ export class Atlas {
     const { explorer } = this;
     const heads = explorer.group.attentions.flatMap((one) => one.heads);
     const asked = (sort) => sort === "effect" && explorer.live && !explorer.noEffects;
-    const known = (sort) => sort === "layer" || asked(sort) || heads.some((head) => head[sort] !== null && head[sort] !== undefined);
-    const buttons = SORTS.filter(known).map((sort) => make("button", {
-      type: "button", class: "word", ...explained(sort), text: `${say(sort)}${this.arrowOf(sort)}`, "aria-pressed": String(explorer.state.sort === sort),
-      on: { click: () => explorer.store.set({ sort, order: explorer.state.sort === sort && explorer.state.order === "down" ? "up" : "down" }) },
-    }));
+    const known = (sort) =>
+      sort === "layer" || asked(sort) || heads.some((head) => head[sort] !== null && head[sort] !== undefined);
+    const buttons = SORTS.filter(known).map((sort) =>
+      make("button", {
+        type: "button",
+        class: "word",
+        ...explained(sort),
+        text: `${say(sort)}${this.arrowOf(sort)}`,
+        "aria-pressed": String(explorer.state.sort === sort),
+        on: { click: () => this.sortBy(sort) },
+      }),
+    );
     refill(byId("sorts"), make("span", { class: "soft", text: say("sortBy") }), ...buttons);
+  }
+
+  sortBy(sort) {
+    const { state, store } = this.explorer;
+    store.set({ sort, order: state.sort === sort && state.order === "down" ? "up" : "down" });
   }
 
   /** The direction of the chosen order; clicking it again reverses it. */
@@ -119,17 +153,36 @@ export class Atlas {
     const size = step - (step > 20 ? 4 : 2);
     this.size = size;
     this.labels = [
-      ...attentions.map((one, row) => ({ text: layerName(one), x: GUTTER - 10, y: 18 + row * step + size / 2, end: true })),
-      ...Array.from({ length: most }, (_, column) => ({ text: String(attentions[0].heads[column]?.number ?? column), x: GUTTER + column * step + size / 2, y: 7 }))
-        .filter((_, column) => step >= 18 || column % 4 === 0),
+      ...attentions.map((one, row) => ({
+        text: layerName(one),
+        x: GUTTER - 10,
+        y: 18 + row * step + size / 2,
+        end: true,
+      })),
+      ...Array.from({ length: most }, (_, column) => ({
+        text: String(attentions[0].heads[column]?.number ?? column),
+        x: GUTTER + column * step + size / 2,
+        y: 7,
+      })).filter((_, column) => step >= 18 || column % 4 === 0),
     ];
     return attentions.flatMap((attention, row) =>
-      attention.heads.map((head, column) => ({ attention, head, place: column, row, x: GUTTER + column * step, y: 18 + row * step, caption: "" })));
+      attention.heads.map((head, column) => ({
+        attention,
+        head,
+        place: column,
+        row,
+        x: GUTTER + column * step,
+        y: 18 + row * step,
+        caption: "",
+      })),
+    );
   }
 
   bySort(width) {
     const { sort } = this.explorer.state;
-    const heads = this.explorer.group.attentions.flatMap((attention) => attention.heads.map((head, place) => ({ attention, head, place })));
+    const heads = this.explorer.group.attentions.flatMap((attention) =>
+      attention.heads.map((head, place) => ({ attention, head, place })),
+    );
     const turned = this.explorer.state.order === "up" ? -1 : 1;
     heads.sort((one, other) => turned * before(one.head, other.head, sort));
     const columns = Math.max(3, Math.floor(width / 39));
@@ -137,7 +190,10 @@ export class Atlas {
     this.size = Math.min(step - 6, 34);
     this.labels = [];
     return heads.map((one, i) => ({
-      ...one, row: Math.floor(i / columns), x: (i % columns) * step + (step - this.size) / 2, y: 2 + Math.floor(i / columns) * (this.size + CAPTION + 7),
+      ...one,
+      row: Math.floor(i / columns),
+      x: (i % columns) * step + (step - this.size) / 2,
+      y: 2 + Math.floor(i / columns) * (this.size + CAPTION + 7),
       caption: sort === "role" ? `${layerName(one.attention)}·${one.head.number}` : measured(one.head[sort], sort),
     }));
   }
@@ -168,20 +224,26 @@ export class Atlas {
     this.mark();
   }
 
-  /** Puts the heads in view on the page, and those near them; of up to a thousand all. The chosen one and `wanted` always are. */
+  /** Puts the heads in view on the page, and those near them, the chosen one and `wanted`; of up to MANY all. */
   show(wanted = null) {
     const [top, bottom] = this.visibleSpan();
     this.span = [Math.max(0, top - BEYOND), Math.min(this.height, bottom + BEYOND)];
     const { name, head } = this.explorer.state;
-    this.shown = this.cells.filter((cell) => (cell.y + this.size >= this.span[0] && cell.y <= this.span[1])
-      || cell === wanted || (cell.attention.name === name && cell.head.number === head));
+    this.shown = this.cells.filter(
+      (cell) =>
+        (cell.y + this.size >= this.span[0] && cell.y <= this.span[1]) ||
+        cell === wanted ||
+        (cell.attention.name === name && cell.head.number === head),
+    );
     const focused = this.grid.contains(document.activeElement) ? document.activeElement : null;
     const rows = new Map();
     for (const cell of this.shown) {
       cell.kept = this.keep(cell);
       cell.button = cell.kept.button;
-      cell.button.style.cssText = `left:${cell.x + MARGIN}px;top:${cell.y + MARGIN}px;width:${this.size}px;height:${this.size}px`;
-      if (!rows.has(cell.row)) rows.set(cell.row, make("div", { role: "row", class: "row", "aria-rowindex": cell.row + 1 }));
+      const box = { left: cell.x + MARGIN, top: cell.y + MARGIN, width: this.size, height: this.size };
+      for (const [side, pixels] of Object.entries(box)) cell.button.style[side] = `${pixels}px`;
+      if (!rows.has(cell.row))
+        rows.set(cell.row, make("div", { role: "row", class: "row", "aria-rowindex": cell.row + 1 }));
       rows.get(cell.row).append(cell.button);
     }
     refill(this.grid, this.spacer, this.canvas, ...rows.values());
@@ -194,7 +256,14 @@ export class Atlas {
     if (!this.known.has(key)) {
       const about = this.describe({ attention, head });
       const button = make("button", {
-        type: "button", class: "head", role: "gridcell", tabindex: "-1", "aria-label": about, title: about, "data-name": attention.name, "data-head": head.number,
+        type: "button",
+        class: "head",
+        role: "gridcell",
+        tabindex: "-1",
+        "aria-label": about,
+        title: about,
+        "data-name": attention.name,
+        "data-head": head.number,
         on: { click: (event) => this.choose({ attention, head }, event.shiftKey) },
       });
       this.known.set(key, { button, picture: null, pictured: "" });
@@ -208,9 +277,9 @@ export class Atlas {
   }
 
   choose({ attention, head }, shift) {
-    const second = shift || this.explorer.picking;
-    if (this.explorer.picking) byId("said").textContent = ""; // what was asked for is done
-    this.explorer.picking = false;
+    const { state, store } = this.explorer;
+    const second = shift || state.picking;
+    store.set({ picking: false });
     if (second) this.explorer.compare(attention.name, head.number);
     else this.explorer.select(attention.name, head.number);
   }
@@ -229,7 +298,11 @@ export class Atlas {
     event.preventDefault();
     event.stopPropagation();
     const ahead = this.cells
-      .map((cell) => ({ cell, along: (cell.x - here.x) * way[0] + (cell.y - here.y) * way[1], aside: Math.abs((cell.x - here.x) * way[1] + (cell.y - here.y) * way[0]) }))
+      .map((cell) => ({
+        cell,
+        along: (cell.x - here.x) * way[0] + (cell.y - here.y) * way[1],
+        aside: Math.abs((cell.x - here.x) * way[1] + (cell.y - here.y) * way[0]),
+      }))
       .filter(({ along }) => along > 1)
       .sort((one, other) => one.along + 4 * one.aside - other.along - 4 * other.aside)[0]?.cell;
     if (!ahead) return;
@@ -249,21 +322,24 @@ export class Atlas {
     const { explorer } = this;
     const counts = new Map();
     for (const { head } of this.cells) counts.set(head.role, (counts.get(head.role) ?? 0) + 1);
-    const buttons = Object.keys(ROLE_COLOURS).filter((role) => counts.has(role)).map((role) => {
-      const mark = make("span", { class: "dot" });
-      mark.style.backgroundColor = roleColour(role, explorer.dark);
-      return make("button", {
-        type: "button", class: "role", ...explained(`role.${role}`), "data-role": role, "aria-pressed": String(explorer.state.role === role),
-        on: { click: () => explorer.store.set({ role: explorer.state.role === role ? null : role }) },
-      }, mark, make("span", { text: sayRole(role) }), make("span", { class: "soft", text: String(counts.get(role)) }));
-    });
+    const buttons = Object.keys(ROLE_COLOURS)
+      .filter((role) => counts.has(role))
+      .map((role) => {
+        const choose = () => explorer.store.set({ role: explorer.state.role === role ? null : role });
+        const options = { class: "role", ...explained(`role.${role}`), "data-role": role, on: { click: choose } };
+        const label = [
+          make("span", { text: sayRole(role) }),
+          make("span", { class: "soft", text: String(counts.get(role)) }),
+        ];
+        return make("button", { type: "button", ...options }, roleDot(explorer, role), ...label);
+      });
     refill(byId("roles"), ...buttons);
   }
 
   /** Loads thumbnails layer by layer, after the map. */
   async loadThumbs() {
     const { group } = this.explorer;
-    await this.explorer.firstMap;
+    if (!document.documentElement.dataset.ready) return; // the first map comes before
     for (const attention of group.attentions) {
       if (this.explorer.group !== group) return;
       if (this.thumbs.has(attention.name)) continue;
@@ -278,7 +354,7 @@ export class Atlas {
 
   /** Updates selection, filter and colours. */
   mark() {
-    const { state, dark } = this.explorer;
+    const { look, state } = this.explorer;
     for (const cell of this.shown) {
       const chosen = cell.attention.name === state.name && cell.head.number === state.head;
       const second = state.other?.name === cell.attention.name && state.other?.head === cell.head.number;
@@ -290,7 +366,7 @@ export class Atlas {
     }
     for (const button of byId("roles").children) {
       button.setAttribute("aria-pressed", String(button.dataset.role === state.role));
-      button.firstChild.style.backgroundColor = roleColour(button.dataset.role, dark);
+      button.firstChild.style.backgroundColor = roleColour(button.dataset.role, look.dark);
     }
     this.paint();
     paintSpread(this.explorer, this.cells);
@@ -329,16 +405,12 @@ export class Atlas {
   pictureOf(cell) {
     const thumbs = this.thumbs.get(cell.attention.name);
     if (!thumbs) return null;
-    const key = `${this.explorer.dark}`;
+    const key = `${this.explorer.look.dark}`;
     const { kept } = cell;
     if (kept.pictured === key) return kept.picture;
     const { size, values } = thumbs;
-    const colours = tint(cell.head.role, this.explorer.dark);
-    kept.picture ??= Object.assign(document.createElement("canvas"), { width: size, height: size });
-    const image = kept.picture.getContext("2d").createImageData(size, size);
-    const pixels = new Uint32Array(image.data.buffer);
-    for (let i = 0; i < size * size; i++) pixels[i] = colours[values[cell.place * size * size + i]];
-    kept.picture.getContext("2d").putImageData(image, 0, 0);
+    const colours = tint(cell.head.role, this.explorer.look.dark);
+    kept.picture = makeBitmap(size, size, (i) => colours[values[cell.place * size * size + i]]);
     kept.pictured = key;
     return kept.picture;
   }
@@ -351,15 +423,10 @@ function measured(value, sort) {
 }
 
 function before(one, other, sort) {
-  if (sort === "role") return String(one.role).localeCompare(String(other.role)) || (other.score ?? 0) - (one.score ?? 0);
+  if (sort === "role")
+    return String(one.role).localeCompare(String(other.role)) || (other.score ?? 0) - (one.score ?? 0);
   const value = (head) => head[sort] ?? -Infinity;
   return value(other) === value(one) ? 0 : value(other) - value(one);
-}
-
-/** "3", or "3#2" for a layer that runs twice. */
-export function layerName(attention) {
-  const again = attention.name.match(/#\d+$/);
-  return `${attention.layer ?? attention.name}${again ? again[0] : ""}`;
 }
 
 /** The term that explains a tab. */
@@ -368,7 +435,7 @@ function groupTerm({ kind, part }) {
 }
 
 /** The name of a tab. */
-export function groupName(group) {
+function groupName(group) {
   if (group.kind === "cross") return say("cross");
-  return group.part === "encoder" || group.part === "decoder" ? say(group.part) : (group.part || say("self"));
+  return group.part === "encoder" || group.part === "decoder" ? say(group.part) : group.part || say("self");
 }

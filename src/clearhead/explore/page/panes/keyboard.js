@@ -1,13 +1,15 @@
 // Keyboard shortcuts, and the list of them.
 
-import { SORTS } from "./head_atlas.js";
-import { toggleAblation } from "./ablation_pane.js";
-import { COLOUR_NAMES } from "../draw/colours.js";
-import { byId, make, refill } from "../draw/elements.js";
-import { copyLink, savePng, saveSvg } from "./export_menu.js";
+import { byId, make, makeButton, makeNote, refill } from "../draw/elements.js";
+import { CHOICES } from "../state/store.js";
 import { listTerms, say, sayTerm } from "../words/languages.js";
+import { copyLink, savePng, saveSvg } from "./export_menu.js";
 
-const CURVES = ["auto", "linear", "root", "log"];
+export const FOCUS = {
+  heads: ".head[tabindex='0']",
+  map: ".map-canvas, .map-view .picture, .lines-view .token[tabindex='0']",
+  token: "#shaded .token[tabindex='0'], #shaded .picture",
+};
 
 function nextOf(list, value) {
   return list[(list.indexOf(value) + 1) % list.length];
@@ -16,40 +18,64 @@ function nextOf(list, value) {
 /** What each key does: [keys as shown, phrase, {key: action}]. */
 function keyTable(explorer, centre, actions) {
   const { store } = explorer;
-  const set = (key, values) => () => store.set({ [key]: nextOf(values, explorer.state[key]) });
+  const next = (key) => () => store.set({ [key]: nextOf(CHOICES[key], explorer.state[key]) });
   const group = (place) => () => explorer.openGroup(explorer.groups[place]);
   return [
     ["← →", "keyHeads", { ArrowLeft: () => explorer.moveHead(-1), ArrowRight: () => explorer.moveHead(1) }],
     ["↑ ↓", "keyLayers", { ArrowUp: () => explorer.moveLayer(-1), ArrowDown: () => explorer.moveLayer(1) }],
     ["1 2 3", "keyTabs", { 1: group(0), 2: group(1), 3: group(2), 4: group(3) }],
-    ["h m k", "keyFocus", { h: () => focusOn(".head[tabindex='0']"), m: () => focusOn(".map-canvas, .map-view .picture, .lines-view .token[tabindex='0']"), k: () => focusOn("#shaded .token[tabindex='0'], #shaded .picture") }],
+    ["h m k", "keyFocus", { h: focusOn(FOCUS.heads), m: focusOn(FOCUS.map), k: focusOn(FOCUS.token) }],
     ["← ↑ ↓ →", "keyCell", {}],
     ["p", "keyPin", { p: actions.pinCursor }],
-    ["r", "keyReverse", { r: () => store.set({ direction: explorer.state.direction === "at" ? "by" : "at" }) }],
+    ["r", "keyReverse", { r: next("direction") }],
     ["Esc", "keyUnpin", { Escape: actions.escape }],
-    ["+ − 0", "keyZoom", { "+": () => centre.zoom(1.6), "=": () => centre.zoom(1.6), "-": () => centre.zoom(1 / 1.6), 0: () => centre.fit() }],
-    ["Shift ← ↑ ↓ →", "keyPan", {
-      "Shift+ArrowLeft": () => centre.pan(80, 0), "Shift+ArrowRight": () => centre.pan(-80, 0),
-      "Shift+ArrowUp": () => centre.pan(0, 80), "Shift+ArrowDown": () => centre.pan(0, -80),
-    }],
+    [
+      "+ − 0",
+      "keyZoom",
+      {
+        "+": () => centre.zoom(1.6),
+        "=": () => centre.zoom(1.6),
+        "-": () => centre.zoom(1 / 1.6),
+        0: () => centre.fit(),
+      },
+    ],
+    [
+      "Shift ← ↑ ↓ →",
+      "keyPan",
+      {
+        "Shift+ArrowLeft": () => centre.pan(80, 0),
+        "Shift+ArrowRight": () => centre.pan(-80, 0),
+        "Shift+ArrowUp": () => centre.pan(0, 80),
+        "Shift+ArrowDown": () => centre.pan(0, -80),
+      },
+    ],
     ["[ ]", "keyStep", { "[": () => explorer.moveStep(-1), "]": () => explorer.moveStep(1) }],
     ["d", "keyPlay", { d: actions.play }],
     ["w", "keyRows", { w: actions.switchRows }],
     ["/", "keyFind", { "/": () => byId("find").focus() }],
     ["c", "keyCompare", { c: () => explorer.compareNext() }],
-    ["o", "keySort", { o: set("sort", SORTS) }],
-    ["x", "keyOff", { x: () => toggleAblation(explorer) }],
-    ["n", "keyNewText", { n: () => byId("another").hidden || byId("another").querySelector("input:not([hidden])").focus() }],
-    ["g b", "keyCurve", { g: set("curve", CURVES), b: set("colours", COLOUR_NAMES) }],
+    ["o", "keySort", { o: next("sort") }],
+    ["x", "keyOff", { x: () => explorer.ablation.toggleHeads() }],
+    [
+      "n",
+      "keyNewText",
+      { n: () => byId("another").hidden || byId("another").querySelector("input:not([hidden])").focus() },
+    ],
+    ["g b", "keyCurve", { g: next("curve"), b: next("colours") }],
     ["v", "keyDrawing", { v: actions.switchDrawing }],
-    ["s e y", "keyExport", { s: () => saveSvg(explorer, centre), e: () => savePng(explorer, centre), y: () => copyLink(explorer) }],
+    [
+      "s e y",
+      "keyExport",
+      { s: () => saveSvg(explorer, centre), e: () => savePng(explorer, centre), y: () => copyLink(explorer) },
+    ],
     ["t l", "keyTheme", { t: actions.switchTheme, l: actions.switchLanguage }],
     ["?", "keyHelp", { "?": () => openHelp(explorer, centre, actions) }],
   ];
 }
 
-function focusOn(selector) {
-  document.querySelector(selector)?.focus();
+/** An action that puts the focus on the first element of a selector. */
+export function focusOn(selector) {
+  return () => document.querySelector(selector)?.focus();
 }
 
 /** Handles all keys that no control has handled. */
@@ -64,7 +90,8 @@ export function listenToKeys(explorer, centre, actions) {
     }
     if (explorer.state.keys === "off" && event.key.length === 1) return;
     const arrow = event.key.startsWith("Arrow");
-    const action = keys.get(arrow && event.shiftKey ? `Shift+${event.key}` : event.key) ?? (arrow ? null : keys.get(event.key.toLowerCase()));
+    const key = arrow && event.shiftKey ? `Shift+${event.key}` : event.key;
+    const action = keys.get(key) ?? (arrow ? null : keys.get(key.toLowerCase()));
     if (!action || (typing && event.key === "Escape")) return;
     event.preventDefault();
     action();
@@ -74,34 +101,60 @@ export function listenToKeys(explorer, centre, actions) {
 /** Says in the footer what arrow keys do where the focus is. */
 export function hintAtArrows() {
   const show = () => {
-    const focus = document.activeElement;
-    const list = focus?.closest(".tokens, .line-row, .films");
-    const own = focus?.matches(".map-canvas") ? "hintCell" : focus?.matches("canvas.picture") ? "hintPlace" : list && !list.hasAttribute("data-clicked") ? "hintToken" : null;
-    byId("arrows").hidden = Boolean(own);
-    byId("own-arrows").hidden = !own;
-    if (own) byId("own-arrows-text").textContent = say(own);
+    const hint = hintFor(document.activeElement);
+    byId("arrows").hidden = Boolean(hint);
+    byId("own-arrows").hidden = !hint;
+    if (hint) byId("own-arrows-text").textContent = say(hint);
   };
-  for (const type of ["focusin", "focusout", "click", "keyup"]) document.addEventListener(type, () => requestAnimationFrame(show));
+  for (const type of ["focusin", "focusout", "click", "keyup"]) {
+    document.addEventListener(type, () => requestAnimationFrame(show));
+  }
+}
+
+function hintFor(focus) {
+  if (focus?.matches(".map-canvas")) return "hintCell";
+  if (focus?.matches("canvas.picture")) return "hintPlace";
+  const list = focus?.closest(".tokens, .line-row, .films");
+  return list && !list.hasAttribute("data-clicked") ? "hintToken" : null;
 }
 
 /** The list of keys. */
 export function openHelp(explorer, centre, actions) {
-  const rows = keyTable(explorer, centre, actions)
-    .filter(([, phrase]) => (phrase === "keyOff" ? explorer.switchable : phrase !== "keyNewText" || explorer.live))
-    .map(([shown, phrase]) => make("div", { class: "key-row" }, make("span", { class: "key-names" }, ...shown.split(" ").map((key) => make("kbd", { text: key }))), make("span", { text: say(phrase) })));
   const dialog = byId("help");
-  const letters = make("input", { type: "checkbox", id: "letter-keys", on: { change: (event) => explorer.store.set({ keys: event.target.checked ? "on" : "off" }) } });
-  letters.checked = explorer.state.keys === "on";
-  const tour = () => {
+  const startTour = () => {
     dialog.close();
     actions.startTour();
   };
-  refill(dialog,
-    make("div", { class: "help-head" }, make("h2", { id: "help-title", text: say("keysTitle") }),
-      make("button", { type: "button", class: "small", id: "start-tour", text: say("tourStart"), on: { click: tour } }),
-      make("button", { type: "button", class: "small", text: "×", "aria-label": say("close"), on: { click: () => dialog.close() } })),
-    make("div", { class: "key-list" }, ...rows), make("p", { class: "soft", text: say("mouse") }),
+  const choose = (event) => explorer.store.set({ keys: event.target.checked ? "on" : "off" });
+  const letters = make("input", { type: "checkbox", id: "letter-keys", on: { change: choose } });
+  letters.checked = explorer.state.keys === "on";
+  const rows = keyTable(explorer, centre, actions)
+    .filter(([, phrase]) => phrase !== "keyOff" || explorer.switchable)
+    .filter(([, phrase]) => phrase !== "keyNewText" || explorer.live);
+  refill(
+    dialog,
+    make(
+      "div",
+      { class: "help-head" },
+      make("h2", { id: "help-title", text: say("keysTitle") }),
+      makeButton(say("tourStart"), startTour, { class: "small", id: "start-tour" }),
+      makeButton("×", () => dialog.close(), { class: "small", "aria-label": say("close") }),
+    ),
+    make("div", { class: "key-list" }, ...rows.map(([keys, phrase]) => showKeys(keys, phrase))),
+    makeNote(say("mouse")),
     make("label", { class: "letter-keys" }, letters, say("letterKeys")),
-    make("h3", { text: say("wordsTitle") }), make("ul", { class: "word-list" }, ...listTerms().map((key) => make("li", { text: sayTerm(key) }))));
+    make("h3", { text: say("wordsTitle") }),
+    make("ul", { class: "word-list" }, ...listTerms().map((key) => make("li", { text: sayTerm(key) }))),
+  );
   dialog.showModal();
+}
+
+function showKeys(keys, phrase) {
+  const names = keys.split(" ").map((key) => make("kbd", { text: key }));
+  return make(
+    "div",
+    { class: "key-row" },
+    make("span", { class: "key-names" }, ...names),
+    make("span", { text: say(phrase) }),
+  );
 }

@@ -1,14 +1,21 @@
 // Lines: the tokens looked at above, those that look below, and between them lines as thick as the weights.
 
-import { lineColours, roleColour } from "../draw/colours.js";
-import { between, byId, isOwnKey, make, makeSvg, noteClicks, refill } from "../draw/elements.js";
-import { LEAST_WEIGHT, MOST_TOKENS, fullWeight, listLines, makeCurve, meanWeights, roomForNumbers, thickestLine } from "../draw/line_curves.js";
-import { formatError, isExact, oddText } from "../data/number_format.js";
-import { formatNumber } from "../data/tokens.js";
-import { headFacts, headName, headTitle } from "../words/captions.js";
-import { say, sayRole } from "../words/languages.js";
-import { makeOffMark } from "./ablation_pane.js";
-import { explainedToken, noteToken, term } from "./definitions.js";
+import { clamp, formatError, formatNumber, isExact, oddText } from "../data/number_format.js";
+import { lineColours } from "../draw/colours.js";
+import { byId, isOwnKey, make, makeButton, makeRoving, makeSvg, refill } from "../draw/elements.js";
+import {
+  fullWeight,
+  LEAST_WEIGHT,
+  listLines,
+  MOST_TOKENS,
+  makeCurve,
+  meanWeights,
+  roomForNumbers,
+  thickestLine,
+} from "../draw/line_curves.js";
+import { say } from "../words/languages.js";
+import { headName } from "./captions.js";
+import { explainedToken, noteToken } from "./definitions.js";
 import { hideTip, noteOf, showTip } from "./tips.js";
 
 const LETTERS = 20; // of a token's label
@@ -23,20 +30,33 @@ export function drawnHeads(explorer) {
   if (averaged !== "role" || !role) return [[own]];
   const shape = explorer.shapeOf(explorer.attention);
   const same = explorer.group.attentions.filter((one) => explorer.shapeOf(one) === shape);
-  return [same.flatMap((one) => one.heads.filter((each) => each.role === role).map((each) => ({ name: one.name, head: each.number })))];
+  return [
+    same.flatMap((one) =>
+      one.heads.filter((each) => each.role === role).map((each) => ({ name: one.name, head: each.number })),
+    ),
+  ];
 }
 
 export class LinesView {
-  /** @param {any} explorer @param {(cell: {q: number | null, k: number | null}) => void} pin @param {() => void} arrived called when weights have arrived */
   constructor(explorer, pin, arrived) {
     Object.assign(this, { explorer, pin, arrived });
-    this.rows = [1, 0].map((side) => make("div", { class: `line-row ${side ? "above" : "below"}`, role: "group" })); // keys, queries
+    this.turn = 0;
+    const makeRow = (side) => make("div", { class: `line-row ${side}`, role: "group" });
+    this.rows = [makeRow("above"), makeRow("below")]; // keys, queries
     this.titles = ["above", "below"].map((side) => make("p", { class: `line-title ${side}` }));
     this.all = makeSvg("g", { class: "all-lines" });
     this.chosen = makeSvg("g", { class: "chosen-lines" });
     this.numbers = makeSvg("g", { class: "line-numbers" });
     this.svg = makeSvg("svg", { class: "line-curves", "aria-hidden": "true" }, this.all, this.chosen, this.numbers);
-    this.stage = make("div", { class: "line-stage" }, this.titles[0], this.rows[0], this.svg, this.rows[1], this.titles[1]);
+    this.stage = make(
+      "div",
+      { class: "line-stage" },
+      this.titles[0],
+      this.rows[0],
+      this.svg,
+      this.rows[1],
+      this.titles[1],
+    );
     this.message = make("div", { class: "line-message" });
     this.element = make("div", { class: "map-view lines-view" }, this.stage, this.message);
     this.listen();
@@ -46,19 +66,29 @@ export class LinesView {
   async show(sets) {
     const { explorer } = this;
     const { attention } = explorer;
-    const turn = (this.turn = (this.turn ?? 0) + 1);
+    const turn = ++this.turn;
     const { weights } = explorer;
     this.axes = [attention.keys, attention.queries].map((name) => explorer.axes[name]);
     this.first = [attention.first[1], attention.first[0]];
     this.counts = [attention.counts[1], attention.counts[0]];
     this.sets = sets;
     this.data = null;
-    if (Math.max(...attention.counts) > MOST_TOKENS) return this.fail(say("linesTooLong", { most: MOST_TOKENS, queries: attention.counts[0], keys: attention.counts[1] }));
+    if (Math.max(...attention.counts) > MOST_TOKENS)
+      return this.fail(
+        say("linesTooLong", { most: MOST_TOKENS, queries: attention.counts[0], keys: attention.counts[1] }),
+      );
     this.say(say("loading"));
     try {
-      const found = await Promise.all(sets.map((heads) => Promise.all(heads.map((one) => explorer.matrixOf(one)))));
+      const found = await Promise.all(
+        sets.map((heads) => Promise.all(heads.map((one) => explorer.weights.matrixOf(one)))),
+      );
       if (turn !== this.turn || weights !== explorer.weights) return;
-      if (found.flat().some((one) => one.rows !== attention.counts[0] || one.columns !== attention.counts[1] || one.exact === false)) return this.fail(say("linesUnknown"));
+      if (
+        found
+          .flat()
+          .some((one) => one.rows !== attention.counts[0] || one.columns !== attention.counts[1] || one.exact === false)
+      )
+        return this.fail(say("linesUnknown"));
       this.data = found.map(meanWeights);
       this.lines = this.data.map(listLines);
       this.full = fullWeight(this.data);
@@ -72,8 +102,8 @@ export class LinesView {
 
   /** Says why there are no lines, and offers the map. */
   fail(problem) {
-    const button = make("button", { type: "button", class: "small", text: say("showMap"), on: { click: () => this.explorer.store.set({ drawing: "map" }) } });
-    this.say(problem, button);
+    const showMap = () => this.explorer.store.set({ drawing: "map" });
+    this.say(problem, makeButton(say("showMap"), showMap, { class: "small" }));
     this.problem = problem;
     this.arrived();
   }
@@ -101,18 +131,30 @@ export class LinesView {
     this.built = key;
     this.builtAxes = axes[0].tokens;
     this.arranged = "";
-    this.titles.forEach((title, side) => (title.textContent = say(side ? "linesBelow" : "linesAbove")));
     this.rows.forEach((row, side) => {
       const axis = axes[side];
+      const name = say(side ? "linesBelow" : "linesAbove");
+      this.titles[side].textContent = name;
       row.dir = axis.direction;
-      row.setAttribute("aria-label", say(side ? "linesBelow" : "linesAbove"));
-      refill(row, ...Array.from({ length: counts[side] }, (_, place) => this.makeToken(axis, place + first[side], place)));
+      row.setAttribute("aria-label", name);
+      refill(
+        row,
+        ...Array.from({ length: counts[side] }, (_, place) => this.makeToken(axis, place + first[side], place)),
+      );
     });
   }
 
   makeToken(axis, position, place) {
     const special = axis.special[position] ? " special" : "";
-    const token = make("button", { type: "button", class: `token${special}`, tabindex: place ? "-1" : "0", text: axis.label(position, LETTERS), "data-place": place, dir: "auto", ...explainedToken(axis, position) });
+    const token = make("button", {
+      type: "button",
+      class: `token${special}`,
+      tabindex: place ? "-1" : "0",
+      text: axis.label(position, LETTERS),
+      "data-place": place,
+      dir: "auto",
+      ...explainedToken(axis, position),
+    });
     noteToken(token, `${position}: ${axis.label(position, 60)}`);
     return token;
   }
@@ -126,11 +168,25 @@ export class LinesView {
     stage.classList.remove("upright");
     stage.classList.toggle("upright", stage.scrollWidth > element.clientWidth + 1);
     const centres = rows.map((row) => Array.from(row.children, (token) => token.offsetLeft + token.offsetWidth / 2));
-    const pitches = centres.map((places) => (places.length > 1 ? Math.abs(places.at(-1) - places[0]) / (places.length - 1) : Infinity));
-    this.places = { above: centres[0], below: centres[1], height: svg.clientHeight, room: roomForNumbers(this.sets.length), thick: thickestLine(Math.min(...pitches)), full: this.full };
+    const pitches = centres.map((places) =>
+      places.length > 1 ? Math.abs(places.at(-1) - places[0]) / (places.length - 1) : Infinity,
+    );
+    this.places = {
+      above: centres[0],
+      below: centres[1],
+      height: svg.clientHeight,
+      room: roomForNumbers(this.sets.length),
+      thick: thickestLine(Math.min(...pitches)),
+      full: this.full,
+    };
     const hidden = explorer.stepped ? explorer.step - this.first[1] : Infinity;
     this.drawn = this.lines.map((lines) => lines.filter(({ q }) => q < hidden));
-    refill(this.all, ...this.drawn.flatMap((lines, set) => lines.map((line) => makeCurve(line, this.places, this.colourOf(set, line)))));
+    refill(
+      this.all,
+      ...this.drawn.flatMap((lines, set) =>
+        lines.map((line) => makeCurve(line, this.places, this.colourOf(set, line))),
+      ),
+    );
   }
 
   /** Of one set of heads, a hue for each key; of two that are compared, the colours of first and second. */
@@ -166,24 +222,42 @@ export class LinesView {
     const chooses = this.chooser(marks);
     this.all.classList.toggle("dim", Boolean(chooses));
     const found = chooses ? this.drawn.map((lines) => lines.filter(chooses)) : [];
-    refill(this.chosen, ...found.flatMap((lines, set) => lines.map((line) => makeCurve(line, this.places, this.colourOf(set, line)))));
+    refill(
+      this.chosen,
+      ...found.flatMap((lines, set) => lines.map((line) => makeCurve(line, this.places, this.colourOf(set, line)))),
+    );
     refill(this.numbers, ...found.flatMap((lines, set) => this.numbersOf(lines, set, marks)));
   }
 
-  /** At the other ends of the chosen lines, the mean weights of several queries, or the sums over several keys. With both sides selected, those of the queries. */
+  /**
+   * Numbers at the other ends of the chosen lines: the mean weights of several queries, or the sums over several keys.
+   * With both sides selected, those of the queries.
+   */
   numbersOf(lines, set, { queries, keys, cursor }) {
     const pointed = Number.isInteger(cursor?.q) || Number.isInteger(cursor?.k);
     const fromQueries = pointed ? Number.isInteger(cursor.q) : queries.size > 0 || !keys.size;
     const from = pointed ? [fromQueries ? cursor.q : cursor.k] : [...(fromQueries ? queries : keys)];
-    const ends = new Set(lines.filter((line) => !fromQueries || from.includes(line.q)).map((line) => (fromQueries ? line.k : line.q)));
+    const ends = new Set(
+      lines.filter((line) => !fromQueries || from.includes(line.q)).map((line) => (fromQueries ? line.k : line.q)),
+    );
     const { columns, values } = this.data[set];
-    const weightOf = (end) => from.reduce((sum, one) => sum + values[fromQueries ? one * columns + end : end * columns + one], 0) / (fromQueries ? from.length : 1);
+    const weightOf = (end) =>
+      from.reduce((sum, one) => sum + values[fromQueries ? one * columns + end : end * columns + one], 0) /
+      (fromQueries ? from.length : 1);
     const { above, below, height } = this.places;
     const compared = this.sets.length > 1;
-    return [...ends].map((place) => [place, weightOf(place)]).map(([place, weight]) => makeSvg("text", {
-      x: Math.round((fromQueries ? above : below)[place] * 10) / 10, y: fromQueries ? 11 + set * 12 : height - 3 - (compared ? (1 - set) * 12 : 0),
-      "text-anchor": "middle", "font-size": 10.5, fill: compared ? this.colourOf(set, { k: 0 }) : this.explorer.look.ink, text: formatNumber(weight, 2),
-    }));
+    return [...ends]
+      .map((place) => [place, weightOf(place)])
+      .map(([place, weight]) =>
+        makeSvg("text", {
+          x: Math.round((fromQueries ? above : below)[place] * 10) / 10,
+          y: fromQueries ? 11 + set * 12 : height - 3 - (compared ? (1 - set) * 12 : 0),
+          "text-anchor": "middle",
+          "font-size": 10.5,
+          fill: compared ? this.colourOf(set, { k: 0 }) : this.explorer.look.ink,
+          text: formatNumber(weight, 2),
+        }),
+      );
   }
 
   listen() {
@@ -199,11 +273,9 @@ export class LinesView {
       row.addEventListener("pointerover", (event) => point(cellOf(event)));
       row.addEventListener("pointerleave", () => point(null));
       row.addEventListener("focusout", () => point(null));
-      noteClicks(row);
-      row.addEventListener("keydown", (event) => this.step(event, row));
+      makeRoving(row);
+      row.addEventListener("keydown", (event) => this.changeRow(event, row));
       row.addEventListener("focusin", (event) => {
-        for (const token of row.querySelectorAll('[tabindex="0"]')) token.tabIndex = -1;
-        event.target.tabIndex = 0;
         if (!event.target.matches(":focus-visible")) return;
         point(cellOf(event));
         byId("live").textContent = this.describe(cellOf(event));
@@ -224,21 +296,20 @@ export class LinesView {
     this.explorer.store.set({ cursor: { q, k } });
     const [key, query] = [this.axes[0].label(k + this.first[0], 32), this.axes[1].label(q + this.first[1], 32)];
     const notes = this.data.map(({ values, columns }) => noteOf(query, key, values[q * columns + k]));
-    showTip(notes.map((note, set) => ({ ...note, head: headName(this.explorer, this.sets[set][0]) })), [event.clientX, event.clientY]);
+    showTip(
+      notes.map((note, set) => ({ ...note, head: headName(this.explorer, this.sets[set][0]) })),
+      [event.clientX, event.clientY],
+    );
   }
 
-  /** Arrow keys go along a row and to the other one. */
-  step(event, row) {
-    const right = row.dir === "rtl" ? -1 : 1;
-    const by = { ArrowLeft: -right, ArrowRight: right, Home: -1e9, End: 1e9 }[event.key];
+  /** The keys up and down go to the other row. */
+  changeRow(event, row) {
     const other = { ArrowUp: this.rows[0], ArrowDown: this.rows[1] }[event.key];
-    if ((!by && !other) || event.shiftKey || !isOwnKey(event, row)) return;
+    if (!other || !isOwnKey(event, row)) return;
     event.preventDefault();
     event.stopPropagation();
-    const tokens = [...row.children];
-    const place = tokens.indexOf(document.activeElement);
-    if (by) return tokens[between(0, place + by, tokens.length - 1)].focus();
-    if (other !== row) other.children[between(0, place, other.children.length - 1)].focus();
+    const place = [...row.children].indexOf(document.activeElement);
+    if (other !== row) other.children[clamp(0, place, other.children.length - 1)].focus();
   }
 
   /** The lines of a token in words, the largest weights first. */
@@ -246,8 +317,11 @@ export class LinesView {
     const lines = this.drawn[0].filter((line) => (q === null ? line.k === k : line.q === q)).reverse();
     const [own, far] = q === null ? [0, 1] : [1, 0];
     const label = (side, place) => this.axes[side].label(place + this.first[side], 24);
-    const found = lines.slice(0, 6).map((line) => `${label(far, far ? line.q : line.k)} ${formatNumber(line.weight, 2)}`);
-    return `${label(own, q ?? k)} ${say(q === null ? "lookedAtBy" : "looksAt")}: ${found.join(", ") || say("linesNone", { least: LEAST_WEIGHT })}`;
+    const found = lines
+      .slice(0, 6)
+      .map((line) => `${label(far, far ? line.q : line.k)} ${formatNumber(line.weight, 2)}`);
+    const shown = found.join(", ") || say("linesNone", { least: LEAST_WEIGHT });
+    return `${label(own, q ?? k)} ${say(q === null ? "lookedAtBy" : "looksAt")}: ${shown}`;
   }
 
   /** What the foot of the page says about the lines. */
@@ -259,19 +333,4 @@ export class LinesView {
     if (this.odd) parts.push(say("oddNote"));
     return parts.join(" · ");
   }
-}
-
-/** The caption of a set of heads: a head with its facts, or what its heads have in common. */
-export function captionOf(explorer, heads) {
-  const [one] = heads;
-  if (heads.length === 1) return [make("strong", {}, term("head", headTitle(explorer, one))), makeOffMark(explorer), ...headFacts(explorer, one)];
-  const role = explorer.state.averaged === "role" ? explorer.headOf(one).role : null;
-  const title = headTitle(explorer, one).split(" · ").slice(role ? 1 : 0, -1).join(" · ");
-  const facts = [];
-  if (role) {
-    const dot = make("span", { class: "dot" });
-    dot.style.backgroundColor = roleColour(role, explorer.dark);
-    facts.push(make("span", { class: "fact" }, dot, sayRole(role)));
-  }
-  return [make("strong", { text: [title, say("meanOf", { count: heads.length })].filter(Boolean).join(" · ") }), ...facts];
 }

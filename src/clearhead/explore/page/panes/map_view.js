@@ -7,10 +7,9 @@ import { paintPlot } from "../draw/map_cells.js";
 const CLICK = 4; // pixels that a click may move
 
 export class MapView {
-  /** @param {any} explorer @param {any} hands what the map does: cursor, pin, moved, centre */
-  constructor(explorer, hands) {
+  constructor(explorer, callbacks) {
     this.explorer = explorer;
-    this.hands = hands;
+    this.callbacks = callbacks;
     this.canvas = make("canvas", { class: "map-canvas", tabindex: "0", role: "application" });
     this.note = make("div", { class: "map-note" });
     this.element = make("div", { class: "map-view" }, this.canvas, this.note);
@@ -22,7 +21,7 @@ export class MapView {
   show(chosen, viewport) {
     this.chosen = chosen;
     this.attention = this.explorer.attentionOf(chosen.name);
-    this.tiles = this.explorer.tilesOf(chosen.name, chosen.head);
+    this.tiles = this.explorer.weights.tilesOf(chosen.name, chosen.head);
     this.viewport = viewport;
     this.queries = this.explorer.axes[this.attention.queries];
     this.keys = this.explorer.axes[this.attention.keys];
@@ -42,7 +41,7 @@ export class MapView {
     this.labelled = { queries: cell[0] >= LABEL_CELL, keys: cell[1] >= LABEL_CELL };
     const { left, top, right } = margins(this.labelled.queries, this.labelled.keys, viewport.fitted ? rough : cell);
     Object.assign(this, { left, top, right });
-    this.canvas.style.touchAction = viewport.fitted ? "pan-y" : "none"; // where there is nothing to move, the page moves
+    this.canvas.style.touchAction = viewport.fitted ? "pan-y" : "none"; // the page moves where the map does not
     viewport.resize({ left, top, width: width - left - right, height: height - top - 8 });
     return context;
   }
@@ -74,9 +73,22 @@ export class MapView {
     context.clearRect(0, 0, this.element.clientWidth, this.element.clientHeight);
     context.font = look.font;
     this.plot = {
-      context, look, marks, pictures, labelled: this.labelled, viewport: this.viewport, left: this.left, top: this.top, right: this.right, tiles: this.tiles,
-      scale: this.explorer.scale, curve: this.explorer.curveOf(this.attention),
-      queries: this.queries, keys: this.keys, first: this.attention.first, resolution: null,
+      context,
+      look,
+      marks,
+      pictures,
+      labelled: this.labelled,
+      viewport: this.viewport,
+      left: this.left,
+      top: this.top,
+      right: this.right,
+      tiles: this.tiles,
+      scale: this.explorer.look.scale,
+      curve: this.explorer.curveOf(this.attention),
+      queries: this.queries,
+      keys: this.keys,
+      first: this.attention.first,
+      resolution: null,
     };
     paintPlot(this.plot);
   }
@@ -113,36 +125,40 @@ export class MapView {
       canvas.classList.remove("dragging");
       if (!held || event.type !== "pointerup" || this.travelled > CLICK) return;
       const cell = this.under(...this.place(event));
-      if (cell) this.hands.pin(this, cell);
+      if (cell) this.callbacks.pin(this, cell);
     };
     canvas.addEventListener("pointerup", up);
     canvas.addEventListener("pointercancel", up);
-    canvas.addEventListener("pointerleave", () => this.pointers.size || this.hands.cursor(this, null, null));
+    canvas.addEventListener("pointerleave", () => this.pointers.size || this.callbacks.cursor(this, null, null));
     canvas.addEventListener("dblclick", (event) => {
       const [x, y] = this.place(event);
       const { viewport } = this;
       const place = [viewport.start[0] + y / viewport.cell[0], viewport.start[1] + x / viewport.cell[1]];
       viewport.zoom(event.shiftKey ? 0.5 : 2);
       viewport.centreOn(...place);
-      this.hands.moved(this);
+      this.callbacks.moved(this);
     });
-    canvas.addEventListener("wheel", (event) => {
-      if (this.viewport.fitted && event.deltaY > 0) return; // all is seen: the page may scroll on
-      event.preventDefault();
-      const lines = event.deltaMode === 1 ? 24 : 1;
-      const speed = event.ctrlKey ? 0.01 : 0.0016;
-      this.viewport.zoom(Math.exp(-event.deltaY * lines * speed), ...this.place(event));
-      this.hands.moved(this);
-    }, { passive: false });
+    canvas.addEventListener(
+      "wheel",
+      (event) => {
+        if (this.viewport.fitted && event.deltaY > 0) return; // all is seen: the page may scroll on
+        event.preventDefault();
+        const lines = event.deltaMode === 1 ? 24 : 1;
+        const speed = event.ctrlKey ? 0.01 : 0.0016;
+        this.viewport.zoom(Math.exp(-event.deltaY * lines * speed), ...this.place(event));
+        this.callbacks.moved(this);
+      },
+      { passive: false },
+    );
     canvas.addEventListener("keydown", (event) => this.walk(event));
-    canvas.addEventListener("blur", () => this.hands.cursor(this, null, null));
+    canvas.addEventListener("blur", () => this.callbacks.cursor(this, null, null));
   }
 
   move(event) {
     const held = this.pointers.get(event.pointerId);
     if (!held) {
       const cell = this.under(...this.place(event));
-      return this.hands.cursor(this, cell, [event.clientX, event.clientY]);
+      return this.callbacks.cursor(this, cell, [event.clientX, event.clientY]);
     }
     const others = [...this.pointers].filter(([id]) => id !== event.pointerId);
     const [across, down] = [event.clientX - held[0], event.clientY - held[1]];
@@ -151,8 +167,8 @@ export class MapView {
     if (others.length) this.pinch(held, [event.clientX, event.clientY], others[0][1]);
     else if (this.travelled > CLICK) this.viewport.pan(across, down);
     if (this.travelled > CLICK) this.canvas.classList.add("dragging");
-    this.hands.cursor(this, null, null);
-    this.hands.moved(this);
+    this.callbacks.cursor(this, null, null);
+    this.callbacks.moved(this);
   }
 
   pinch(before, after, still) {
@@ -164,18 +180,30 @@ export class MapView {
 
   /** Arrow keys, Home and End move from cell to cell, Enter and Space pin; with Shift, arrows move the map. */
   walk(event) {
-    const way = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Home: "first", End: "last", Enter: "pin", " ": "pin" }[event.key];
+    const way = {
+      ArrowUp: [-1, 0],
+      ArrowDown: [1, 0],
+      ArrowLeft: [0, -1],
+      ArrowRight: [0, 1],
+      Home: "first",
+      End: "last",
+      Enter: "pin",
+      " ": "pin",
+    }[event.key];
     if (!way || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     event.stopPropagation();
     const { viewport } = this;
     const now = this.explorer.state.cursor ?? {};
-    if (way === "pin") return Number.isInteger(now.q) || Number.isInteger(now.k) ? this.hands.pin(this, { q: now.q ?? null, k: now.k ?? null }) : undefined;
+    if (way === "pin")
+      return Number.isInteger(now.q) || Number.isInteger(now.k)
+        ? this.callbacks.pin(this, { q: now.q ?? null, k: now.k ?? null })
+        : undefined;
     if (way === "first") return this.goTo({ q: 0, k: 0 });
     if (way === "last") return this.goTo({ q: viewport.queries - 1, k: viewport.keys - 1 });
     if (event.shiftKey) {
       viewport.pan(-way[1] * 80, -way[0] * 80);
-      return this.hands.moved(this);
+      return this.callbacks.moved(this);
     }
     const window = viewport.window;
     const start = { q: now.q ?? window.q0 - Math.max(way[0], 0), k: now.k ?? window.k0 - Math.max(way[1], 0) };
@@ -190,7 +218,7 @@ export class MapView {
   /** Puts the cursor on a cell. */
   goTo(cell) {
     this.reveal(cell);
-    this.hands.cursor(this, cell, this.screenPlace(cell), true);
+    this.callbacks.cursor(this, cell, this.screenPlace(cell), true);
   }
 
   /** Scrolls the map until a cell is visible. */
@@ -202,7 +230,7 @@ export class MapView {
     const down = y < 0 ? -y : Math.min(0, viewport.height - y - high);
     if (!across && !down) return;
     viewport.pan(across, down);
-    this.hands.moved(this);
+    this.callbacks.moved(this);
   }
 
   screenPlace({ q, k }) {

@@ -8,10 +8,9 @@ const HEIGHT = 104;
 const NEAR = 8; // pixels between pointer and dot
 const SIDES = { left: 30, right: 8, top: 8, bottom: 16 };
 
-/** @param {any} explorer @param {any[]} cells the cells of the atlas */
 export function paintSpread(explorer, cells) {
   const box = byId("spread");
-  const { state, group, dark } = explorer;
+  const { state, group, look } = explorer;
   const measure = ["layer", "role"].includes(state.sort) ? "entropy" : state.sort;
   const known = cells.filter(({ head }) => Number.isFinite(head[measure]));
   box.hidden = known.length < 2;
@@ -27,19 +26,30 @@ export function paintSpread(explorer, cells) {
     const heads = cell.attention.heads.length;
     const aside = heads > 1 ? (cell.place / (heads - 1) - 0.5) * 0.66 : 0;
     const chosen = cell.attention.name === state.name && cell.head.number === state.head;
-    return { cell, chosen, x: SIDES.left + room * (layers.get(cell.attention) + 0.5 + aside), y: y(cell.head[measure]) };
+    return {
+      cell,
+      chosen,
+      x: SIDES.left + room * (layers.get(cell.attention) + 0.5 + aside),
+      y: y(cell.head[measure]),
+    };
   });
-  const canvas = make("canvas", { "aria-hidden": "true", on: { click: (event) => choose(event, explorer, dots), mousemove: (event) => point(event, dots) } });
+  const canvas = make("canvas", {
+    "aria-hidden": "true",
+    on: { click: (event) => choose(event, explorer, dots), mousemove: (event) => point(event, dots) },
+  });
   const context = sharpen(canvas, width, HEIGHT);
   drawScale(context, explorer, { layers, room, width, y, low, high });
-  for (const { cell, x: left, y: top, chosen } of [...dots.filter((dot) => !dot.chosen), ...dots.filter((dot) => dot.chosen)]) {
+  for (const { cell, x: left, y: top, chosen } of [
+    ...dots.filter((dot) => !dot.chosen),
+    ...dots.filter((dot) => dot.chosen),
+  ]) {
     context.globalAlpha = state.role && state.role !== cell.head.role ? 0.15 : 0.85;
-    context.fillStyle = roleColour(cell.head.role, dark);
+    context.fillStyle = roleColour(cell.head.role, look.dark);
     context.beginPath();
     context.arc(left, top, chosen ? 4.5 : known.length > 60 ? 2.1 : 2.8, 0, 2 * Math.PI);
     context.fill();
     if (!chosen) continue;
-    context.strokeStyle = explorer.look.ink;
+    context.strokeStyle = look.ink;
     context.lineWidth = 1.5;
     context.stroke();
   }
@@ -55,7 +65,11 @@ function drawScale(context, explorer, { layers, room, width, y, low, high }) {
     context.fillRect(SIDES.left - 4, Math.round(y(value)), width - SIDES.right - SIDES.left + 4, 1);
     context.fillStyle = soft;
     context.textAlign = "right";
-    context.fillText(value.toFixed(high - low < 0.15 ? 2 : high < 10 ? 1 : 0).replace("-", "−"), SIDES.left - 8, y(value) + 3.5);
+    context.fillText(
+      value.toFixed(high - low < 0.15 ? 2 : high < 10 ? 1 : 0).replace("-", "−"),
+      SIDES.left - 8,
+      y(value) + 3.5,
+    );
   }
   context.textAlign = "center";
   const every = Math.ceil(layers.size / 12);

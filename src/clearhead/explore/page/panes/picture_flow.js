@@ -1,34 +1,22 @@
 // A picture or spectrogram whose patches can be pointed at and pinned, shaded by attention.
 
-import { make, sharpen } from "../draw/elements.js";
-import { paintOverlay } from "../draw/picture_overlay.js";
 import { makeLegible } from "../data/tokens.js";
-
-/** The pictures of a scene, loaded once. */
-export function loadPictures(axes, arrived) {
-  const pictures = new Map();
-  for (const axis of Object.values(axes)) {
-    if (!axis.picture || !axis.grid) continue;
-    const image = new Image();
-    image.onload = () => {
-      pictures.set(axis.name, image);
-      arrived();
-    };
-    image.src = axis.picture;
-  }
-  return pictures;
-}
+import { make, shadeElement, sharpen } from "../draw/elements.js";
+import { paintOverlay } from "../draw/picture_overlay.js";
 
 /** Shows the same as a TokenFlow, over the picture. */
 export class PictureFlow {
-  constructor(axis, hands, options) {
+  constructor(axis, callbacks, options) {
     this.axis = axis;
-    this.hands = hands;
+    this.callbacks = callbacks;
     this.options = options;
     this.shown = null;
     this.canvas = make("canvas", { class: "picture", role: "application", tabindex: "0", "aria-label": options.label });
     this.before = make("div", { class: "tokens" });
-    const name = options.named && axis.file ? make("bdi", { class: "file", text: makeLegible(axis.file, 80), title: makeLegible(axis.file, 200) }) : null;
+    const name =
+      options.named && axis.file
+        ? make("bdi", { class: "file", text: makeLegible(axis.file, 80), title: makeLegible(axis.file, 200) })
+        : null;
     this.element = make("div", { class: "flow picture-flow" }, this.before, this.canvas, name);
     this.buildBefore();
     this.listen();
@@ -37,14 +25,19 @@ export class PictureFlow {
   /** Tokens that are no patch, such as [CLS]. */
   buildBefore() {
     for (let position = 0; position < this.axis.firstPatch; position++) {
-      this.before.append(make("button", {
-        type: "button", class: "token", text: this.axis.label(position), "data-position": position,
-        on: {
-          click: () => this.hands.pin(position),
-          pointerenter: () => this.hands.point(position),
-          pointerleave: () => this.hands.point(null),
-        },
-      }));
+      this.before.append(
+        make("button", {
+          type: "button",
+          class: "token",
+          text: this.axis.label(position),
+          "data-position": position,
+          on: {
+            click: () => this.callbacks.pin(position),
+            pointerenter: () => this.callbacks.point(position),
+            pointerleave: () => this.callbacks.point(null),
+          },
+        }),
+      );
     }
   }
 
@@ -53,37 +46,40 @@ export class PictureFlow {
       const [rows, columns] = this.axis.grid;
       const row = Math.floor((event.offsetY / this.canvas.clientHeight) * rows);
       const column = Math.floor((event.offsetX / this.canvas.clientWidth) * columns);
-      return row >= 0 && column >= 0 && row < rows && column < columns ? this.axis.firstPatch + row * columns + column : null;
+      return row >= 0 && column >= 0 && row < rows && column < columns
+        ? this.axis.firstPatch + row * columns + column
+        : null;
     };
-    this.canvas.addEventListener("click", (event) => this.hands.pin(positionOf(event)));
-    this.canvas.addEventListener("pointermove", (event) => this.hands.point(positionOf(event), [event.clientX, event.clientY]));
-    this.canvas.addEventListener("pointerleave", () => this.hands.point(null));
+    this.canvas.addEventListener("click", (event) => this.callbacks.pin(positionOf(event)));
+    this.canvas.addEventListener("pointermove", (event) =>
+      this.callbacks.point(positionOf(event), [event.clientX, event.clientY]),
+    );
+    this.canvas.addEventListener("pointerleave", () => this.callbacks.point(null));
     this.canvas.addEventListener("keydown", (event) => this.walk(event));
-    this.canvas.addEventListener("blur", () => this.hands.point(null));
+    this.canvas.addEventListener("blur", () => this.callbacks.point(null));
   }
 
   walk(event) {
     const [rows, columns] = this.axis.grid;
     const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
-    const patch = Math.max(0, (this.hands.cursor() ?? this.axis.firstPatch) - this.axis.firstPatch);
+    const patch = Math.max(0, (this.callbacks.cursor() ?? this.axis.firstPatch) - this.axis.firstPatch);
     if (by) {
       event.preventDefault();
       event.stopPropagation();
-      this.hands.point(this.axis.firstPatch + Math.max(0, Math.min(rows * columns - 1, patch + by)));
+      this.callbacks.point(this.axis.firstPatch + Math.max(0, Math.min(rows * columns - 1, patch + by)));
     } else if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
-      this.hands.pin(this.axis.firstPatch + patch);
+      this.callbacks.pin(this.axis.firstPatch + patch);
     }
   }
 
   update(shown) {
     this.shown = shown;
-    const scale = this.hands.scale();
+    const scale = this.callbacks.look().scale;
     for (const token of this.before.children) {
       const position = Number(token.dataset.position);
       const shade = shown.shade ? shown.shade(position) : 0;
-      token.style.backgroundColor = shade > 0.004 ? scale.css(shade) : "";
-      token.style.color = shade > 0.004 ? scale.ink(shade) : "";
+      shadeElement(token, shade, scale);
       token.classList.toggle("pinned", shown.pinned.has(position));
       token.setAttribute("aria-pressed", String(shown.pinned.has(position)));
     }
@@ -101,20 +97,15 @@ export class PictureFlow {
   }
 
   paint(scale, shown) {
-    const image = this.hands.pictures().get(this.axis.name);
+    const image = this.callbacks.pictures().get(this.axis.name);
     if (!image) return;
     const [width, height] = this.size(image);
     const context = sharpen(this.canvas, width, height);
-    paintOverlay(context, { image, axis: this.axis, width, height, scale, look: this.hands.look(), shown });
+    paintOverlay(context, { image, axis: this.axis, width, height, scale, look: this.callbacks.look(), shown });
   }
 
   /** What a saved figure shows. */
   toCanvas() {
     return { canvas: this.canvas, width: this.canvas.clientWidth, height: this.canvas.clientHeight };
   }
-}
-
-/** Whether an axis is shown as a picture. */
-export function isPictured(axis) {
-  return Boolean(axis.picture && axis.grid);
 }

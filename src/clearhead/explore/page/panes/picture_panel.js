@@ -1,29 +1,30 @@
 // The picture or sound of a head in the centre pane, with the words that were written about it, and its tooltips.
 
+import { weightAt } from "../data/token_sums.js";
 import { byId } from "../draw/elements.js";
+import { say } from "../words/languages.js";
 import { FilmView } from "./film_view.js";
 import { PictureFlow } from "./picture_flow.js";
 import { SoundView } from "./sound_view.js";
 import { hideTip, noteOf, showTip } from "./tips.js";
-import { weightAt } from "../data/token_sums.js";
-import { say } from "../words/languages.js";
 
 /** A view of the pictured axis for one head: update(shown, words, matrix) paints it, toCanvas() is what is saved. */
 export function makePicture(explorer, one) {
   const { pictured: axis, pictureWords: words } = explorer;
-  const hands = explorer.callbacksOf(axis);
+  const callbacks = explorer.callbacksOf(axis);
   const point = (position, place) => {
-    hands.point(position);
+    callbacks.point(position);
     tellPatch(explorer, one, position, place);
   };
-  if (axis.kind === "audio") return new SoundView(axis, words, soundHands(explorer, one, point), { label: say("sound") });
+  if (axis.kind === "audio")
+    return new SoundView(axis, words, soundCallbacks(explorer, one, point), { label: say("sound") });
   const label = say("picture");
-  if (!words) return new PictureFlow(axis, { ...hands, point }, { label });
-  return new FilmView(axis, words, { ...hands, point }, explorer.callbacksOf(words), { label });
+  if (!words) return new PictureFlow(axis, { ...callbacks, point }, { label });
+  return new FilmView(axis, words, { ...callbacks, point }, explorer.callbacksOf(words), { label });
 }
 
 /** The callbacks of a sound and of the letters below it. */
-function soundHands(explorer, one, point) {
+function soundCallbacks(explorer, one, point) {
   const { pictured: axis, pictureWords: words } = explorer;
   return {
     ...explorer.callbacksOf(axis),
@@ -41,7 +42,7 @@ function soundHands(explorer, one, point) {
 
 /** Says the weight of one letter at one moment. */
 async function tellCell(explorer, one, { axis, words, q, k }, place) {
-  const { values, columns, blocks } = await explorer.matrixOf(one);
+  const { values, columns, blocks } = await explorer.weights.matrixOf(one);
   const weight = values[Math.floor(q / blocks[0]) * columns + Math.floor(k / blocks[1])];
   tell(noteOf(words.label(q, 32), axis.label(k, 32), weight), place);
 }
@@ -53,7 +54,10 @@ async function tellPatch(explorer, one, position, place) {
   const answer = await explorer.answer(one).catch(() => null);
   const weight = answer && weightAt(explorer, answer, position);
   if (weight === null) return hideTip();
-  const ends = [subject.positions.length > 1 ? say("these") : asked.label(subject.positions[0], 32), answered.label(position, 32)];
+  const ends = [
+    subject.positions.length > 1 ? say("these") : asked.label(subject.positions[0], 32),
+    answered.label(position, 32),
+  ];
   tell(noteOf(...(state.direction === "at" ? ends : ends.reverse()), weight), place);
 }
 

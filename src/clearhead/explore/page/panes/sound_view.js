@@ -1,9 +1,11 @@
 // A sound over time: its spectrogram, CTC's spikes, and below them what every written letter looks at.
 
-import { between, make, sharpen } from "../draw/elements.js";
+import { clamp } from "../data/number_format.js";
+import { LEAST_SCALE_END } from "../data/tiles.js";
+import { makeLegible } from "../data/tokens.js";
 import { cutTo, rulerStep, widthOf } from "../draw/axis_labels.js";
 import { intensity } from "../draw/colours.js";
-import { makeLegible } from "../data/tokens.js";
+import { make, makeBitmap, sharpen } from "../draw/elements.js";
 import { soundFilter } from "../draw/picture_overlay.js";
 
 const RULER = 20; // pixels of the time
@@ -11,7 +13,6 @@ const LANE = 44; // of CTC's spikes
 const GAP = 7;
 const RIGHT = 10;
 const CROWDED = 24; // rows from which on the sound leaves them more room
-const EVEN = 4; // times the even weight: no scale ends below, or who looks everywhere would look sharp
 const LABEL = 11; // pixels of a row from which on each has its label
 
 /** The text of spikes without the marks of its tokenizer; of spaces alone, their sign. */
@@ -21,10 +22,14 @@ function legible(text) {
 }
 
 export class SoundView {
-  /** @param {any} axis of the sound @param {any} words axis of what was written, or null @param {any} hands {pin, pinWord, point, scale, look, pictures, curve, …} */
-  constructor(axis, words, hands, options) {
-    Object.assign(this, { axis, words, hands });
-    this.canvas = make("canvas", { class: "picture sound", role: "application", tabindex: "0", "aria-label": options.label });
+  constructor(axis, words, callbacks, options) {
+    Object.assign(this, { axis, words, callbacks });
+    this.canvas = make("canvas", {
+      class: "picture sound",
+      role: "application",
+      tabindex: "0",
+      "aria-label": options.label,
+    });
     this.element = make("div", { class: "sound-view" }, this.canvas);
     this.listen();
   }
@@ -42,17 +47,30 @@ export class SoundView {
 
   layout(width, height) {
     const context = sharpen(this.canvas, width, height);
-    const { look } = this.hands;
-    context.font = look().font;
+    const { look } = this;
+    context.font = look.font;
     const count = this.words ? this.words.length : 0;
     let widest = this.axis.spikes.length ? widthOf(context, "CTC") : 0;
     for (let i = 0; i < Math.min(count, 300); i++) widest = Math.max(widest, widthOf(context, this.words.label(i, 16)));
     const left = Math.min(Math.max(widest + 14, 30), width * 0.22);
     const lane = this.axis.spikes.length ? LANE : 0;
     const free = height - RULER - lane - 3 * GAP;
-    const loud = count ? between(60, free * (count > CROWDED ? 0.32 : 0.42), 240) : Math.min(free, Math.max(90, width / 3));
+    const loud = count
+      ? clamp(60, free * (count > CROWDED ? 0.32 : 0.42), 240)
+      : Math.min(free, Math.max(90, width / 3));
     const row = count ? Math.min(26, (free - loud) / count) : 0;
-    this.plot = { context, width, height, left, wide: width - left - RIGHT, loud, lane, row, top: RULER + loud + GAP + (lane ? lane + GAP : 0), count };
+    this.plot = {
+      context,
+      width,
+      height,
+      left,
+      wide: width - left - RIGHT,
+      loud,
+      lane,
+      row,
+      top: RULER + loud + GAP + (lane ? lane + GAP : 0),
+      count,
+    };
   }
 
   x(seconds) {
@@ -73,9 +91,11 @@ export class SoundView {
 
   listen() {
     const at = (event) => this.plot && this.under(event.offsetX, event.offsetY);
-    this.canvas.addEventListener("pointermove", (event) => this.hands.point(at(event) || null, [event.clientX, event.clientY]));
-    this.canvas.addEventListener("pointerleave", () => this.hands.point(null));
-    this.canvas.addEventListener("blur", () => this.hands.point(null));
+    this.canvas.addEventListener("pointermove", (event) =>
+      this.callbacks.point(at(event) || null, [event.clientX, event.clientY]),
+    );
+    this.canvas.addEventListener("pointerleave", () => this.callbacks.point(null));
+    this.canvas.addEventListener("blur", () => this.callbacks.point(null));
     this.canvas.addEventListener("click", (event) => this.pin(at(event)));
     this.canvas.addEventListener("keydown", (event) => this.walk(event));
   }
@@ -83,20 +103,23 @@ export class SoundView {
   /** A click in a row pins its letter, one above the rows the moment. */
   pin(cell) {
     if (!cell) return;
-    if (cell.q !== null) this.hands.pinWord(cell.q);
-    else this.hands.pin(cell.k);
+    if (cell.q !== null) this.callbacks.pinWord(cell.q);
+    else this.callbacks.pin(cell.k);
   }
 
   /** Left and right move in time, up and down from letter to letter; above the first letter is the sound itself. */
   walk(event) {
     const way = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-    const now = { q: this.hands.wordCursor(), k: this.hands.cursor() };
+    const now = { q: this.callbacks.wordCursor(), k: this.callbacks.cursor() };
     if (way && !event.altKey && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
       event.preventDefault();
       event.stopPropagation();
       const q = way[0] ? (now.q ?? -1) + way[0] : now.q;
-      const k = way[1] ? between(0, (now.k ?? -1) + way[1], this.axis.length - 1) : now.k;
-      this.hands.point({ q: q === null || q < 0 || !this.plot.count ? null : Math.min(q, this.plot.count - 1), k: k ?? 0 });
+      const k = way[1] ? clamp(0, (now.k ?? -1) + way[1], this.axis.length - 1) : now.k;
+      this.callbacks.point({
+        q: q === null || q < 0 || !this.plot.count ? null : Math.min(q, this.plot.count - 1),
+        k: k ?? 0,
+      });
     } else if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
       this.pin(now);
@@ -105,12 +128,13 @@ export class SoundView {
 
   // Painting
 
-  /** @param {any} shown of the sound @param {any} words shown of the letters, or null @param {any} matrix of the head, or null */
+  /** `shown` is of the places, `words` of what was written; `matrix` has the weights of the head, or is null. */
   update(shown, words, matrix) {
     this.shown = shown;
     this.shownWords = words;
+    this.look = this.callbacks.look();
     const box = this.element.parentElement ?? this.element;
-    const image = this.hands.pictures().get(this.axis.name);
+    const image = this.callbacks.pictures().get(this.axis.name);
     if (!image || !box.clientWidth) return;
     this.layout(box.clientWidth, Math.max(160, box.clientHeight - 4));
     const { context, width, height } = this.plot;
@@ -125,23 +149,23 @@ export class SoundView {
   paintSound(image) {
     const { context, left, wide, loud } = this.plot;
     const { axis, shown } = this;
-    const { look, scale } = this.hands;
+    const { look } = this;
     const end = this.x(axis.seconds ?? this.seconds);
     context.save();
     context.beginPath();
     context.roundRect(left, RULER, wide, loud, 4);
     context.clip();
-    context.fillStyle = look().hidden;
+    context.fillStyle = look.hidden;
     context.fillRect(left, RULER, wide, loud);
     context.imageSmoothingEnabled = true;
     context.imageSmoothingQuality = "high";
-    context.filter = soundFilter(look());
-    context.globalCompositeOperation = look().dark ? "lighten" : "darken"; // silence is the background
+    context.filter = soundFilter(look);
+    context.globalCompositeOperation = look.dark ? "lighten" : "darken"; // silence is the background
     context.drawImage(image, left, RULER, end - left, loud);
     context.globalCompositeOperation = "source-over";
     context.filter = "none";
     if (shown.shade) {
-      context.fillStyle = look().paper;
+      context.fillStyle = look.paper;
       context.globalAlpha = 0.25;
       context.fillRect(left, RULER, wide, loud);
       for (let position = axis.firstPatch; position < axis.length; position++) {
@@ -149,7 +173,7 @@ export class SoundView {
         if (shade <= 0.01) continue;
         const x = this.x(position * this.step);
         context.globalAlpha = 0.72 * Math.sqrt(shade);
-        context.fillStyle = scale().css(0.3 + 0.65 * shade);
+        context.fillStyle = look.scale.css(0.3 + 0.65 * shade);
         context.fillRect(x, RULER, this.x((position + 1) * this.step) - x + 0.4, loud);
       }
     }
@@ -158,13 +182,13 @@ export class SoundView {
 
   paintTime() {
     const { context, left, wide } = this.plot;
-    const { look } = this.hands;
+    const { look } = this;
     const step = rulerStep(wide / this.seconds / 100, 52) / 100; // hundredths of seconds are the finest
-    context.font = look().smallFont;
+    context.font = look.smallFont;
     context.textAlign = "center";
     context.textBaseline = "bottom";
-    context.fillStyle = look().soft;
-    context.strokeStyle = look().soft;
+    context.fillStyle = look.soft;
+    context.strokeStyle = look.soft;
     context.lineWidth = 1;
     const { start } = this.axis;
     const first = Math.ceil(start / step - 1e-9);
@@ -182,28 +206,29 @@ export class SoundView {
   /** A stem for every spike of CTC, as high as its probability, with its letter. */
   paintSpikes() {
     const { context, left, wide, loud, lane } = this.plot;
-    const { look } = this.hands;
+    const { look } = this;
     const base = RULER + loud + GAP + lane - 1;
     const high = lane - 17;
-    context.font = look().smallFont;
+    context.font = look.smallFont;
     context.textBaseline = "middle";
     context.textAlign = "right";
-    context.fillStyle = look().soft;
+    context.fillStyle = look.soft;
     context.fillText("CTC", left - 9, base - high / 2);
-    context.fillStyle = look().line;
+    context.fillStyle = look.line;
     context.fillRect(left, base, wide, 1);
-    context.fillStyle = look().second;
+    context.fillStyle = look.second;
     for (const [position, , chance] of this.axis.spikes) {
       const tip = base - Math.max(2, high * chance);
       context.fillRect(this.x((position + 0.5) * this.step) - 1, tip, 2, base - tip);
     }
-    context.font = look().font;
+    context.font = look.font;
     context.textAlign = "center";
-    context.fillStyle = look().ink;
-    for (const { text, x, chance } of this.spikeLabels(context)) context.fillText(text, x, base - Math.max(2, high * chance) - 8);
+    context.fillStyle = look.ink;
+    for (const { text, x, chance } of this.spikeLabels(context))
+      context.fillText(text, x, base - Math.max(2, high * chance) - 8);
   }
 
-  /** The labels of the spikes: letters that would overlap are joined, and repeated ones written once, as CTC reads them. */
+  /** The labels of the spikes: letters that would overlap are joined, and repeated ones are written once. */
   spikeLabels(context) {
     const found = [];
     let before = null;
@@ -211,8 +236,15 @@ export class SoundView {
       const x = this.x((position + 0.5) * this.step);
       const again = before && before[0] + 1 === position && before[1] === text;
       const last = found.at(-1);
-      const near = last && x < (last.from + last.to) / 2 + (widthOf(context, last.text) + widthOf(context, legible(text))) / 2 + 3;
-      if (again || near) Object.assign(last, { to: x, chance: Math.max(last.chance, chance), raw: last.raw + (again ? "" : text), text: legible(last.raw + (again ? "" : text)) });
+      const near =
+        last && x < (last.from + last.to) / 2 + (widthOf(context, last.text) + widthOf(context, legible(text))) / 2 + 3;
+      if (again || near)
+        Object.assign(last, {
+          to: x,
+          chance: Math.max(last.chance, chance),
+          raw: last.raw + (again ? "" : text),
+          text: legible(last.raw + (again ? "" : text)),
+        });
       else found.push({ from: x, to: x, chance, raw: text, text: legible(text) });
       before = [position, text];
     }
@@ -222,9 +254,9 @@ export class SoundView {
   /** What each letter looks at: a row of cells under the same time. */
   paintRows(matrix) {
     const { context, left, wide, row, top, count } = this.plot;
-    const { look } = this.hands;
+    const { look } = this;
     const end = this.x(this.axis.length * this.step);
-    context.fillStyle = look().hidden;
+    context.fillStyle = look.hidden;
     context.fillRect(left, top, wide, row * count);
     if (matrix) {
       context.imageSmoothingEnabled = false;
@@ -232,7 +264,7 @@ export class SoundView {
     }
     const faded = this.shownWords.fadedFrom;
     if (faded < count) {
-      context.fillStyle = look().paper;
+      context.fillStyle = look.paper;
       context.globalAlpha = 0.72;
       context.fillRect(left, top + faded * row, wide, (count - faded) * row);
       context.globalAlpha = 1;
@@ -242,7 +274,7 @@ export class SoundView {
 
   paintLabels() {
     const { context, left, row, top, count } = this.plot;
-    const { look, scale } = this.hands;
+    const { look } = this;
     const words = this.shownWords;
     const apart = Math.max(1, Math.ceil(LABEL / row));
     const marked = [...words.pinned, words.current, words.cursor].filter(Number.isInteger);
@@ -253,17 +285,18 @@ export class SoundView {
       if (!strong && (q % apart || marked.some((one) => Math.abs(one - q) < apart))) continue;
       const y = top + (q + 0.5) * row;
       const high = Math.max(Math.min(row - 1, 20), 10);
-      context.font = `${strong ? "600 " : ""}${between(9, row * 0.8, 13)}px ${look().family}`;
+      context.font = `${strong ? "600 " : ""}${clamp(9, row * 0.8, 13)}px ${look.family}`;
       const text = cutTo(context, this.words.label(q, 16), left - 14);
       const shade = words.shade ? words.shade(q) : 0;
       if (shade > 0.004) {
         const wide = widthOf(context, text);
-        context.fillStyle = scale().css(shade);
+        context.fillStyle = look.scale.css(shade);
         context.beginPath();
         context.roundRect(left - 12 - wide, y - high / 2, wide + 8, high, 4);
         context.fill();
       }
-      context.fillStyle = shade > 0.004 ? scale().ink(shade) : strong ? look().accent : q >= words.fadedFrom ? look().soft : look().ink;
+      context.fillStyle =
+        shade > 0.004 ? look.scale.ink(shade) : strong ? look.accent : q >= words.fadedFrom ? look.soft : look.ink;
       context.fillText(text, left - 8, y);
     }
   }
@@ -271,7 +304,7 @@ export class SoundView {
   /** Pinned and current moments and letters, and the line of the cursor. */
   paintMarks() {
     const { context, left, wide, row, top, count, loud, lane } = this.plot;
-    const { look } = this.hands;
+    const { look } = this;
     const { shown, shownWords } = this;
     const bottom = count ? top + row * count : RULER + loud + (lane ? GAP + lane : 0);
     const column = (position, colour, thick) => {
@@ -287,29 +320,26 @@ export class SoundView {
       context.lineWidth = thick;
       context.strokeRect(left, top + q * row, wide, Math.max(1.5, row));
     };
-    for (const position of shown.pinned) column(position, look().accent, 1.5);
-    column(shown.current, look().accent, 1);
-    column(shown.cursor, look().soft, 1);
+    for (const position of shown.pinned) column(position, look.accent, 1.5);
+    column(shown.current, look.accent, 1);
+    column(shown.cursor, look.soft, 1);
     if (!shownWords) return;
-    for (const q of shownWords.pinned) line(q, look().accent, 1.8);
-    line(shownWords.current, look().accent, 1.2);
-    line(shownWords.cursor, look().second, 1.2);
+    for (const q of shownWords.pinned) line(q, look.accent, 1.8);
+    line(shownWords.current, look.accent, 1.2);
+    line(shownWords.cursor, look.second, 1.2);
   }
 
   /** The weights as a picture, one pixel a weight. */
   bitmap(matrix) {
-    const { scale, curve } = this.hands;
-    const key = `${scale().key}/${curve()}`;
+    const { scale } = this.callbacks.look();
+    const curve = this.callbacks.curve();
+    const key = `${scale.key}/${curve}`;
     if (this.drawn?.matrix === matrix && this.drawn.key === key) return this.drawn.canvas;
     const { rows, columns, values } = matrix;
-    let most = EVEN * matrix.blocks[1] * matrix.even();
+    let most = LEAST_SCALE_END * matrix.blocks[1] * matrix.even();
     for (const value of values) if (value > most) most = value;
-    const canvas = make("canvas", { width: columns, height: rows });
-    const context = canvas.getContext("2d");
-    const picture = context.createImageData(columns, rows);
-    const pixels = new Uint32Array(picture.data.buffer);
-    for (let i = 0; i < values.length; i++) pixels[i] = scale().packed[Math.round(255 * intensity(curve(), values[i], most))];
-    context.putImageData(picture, 0, 0);
+    const colourAt = (i) => scale.packed[Math.round(255 * intensity(curve, values[i], most))];
+    const canvas = makeBitmap(columns, rows, colourAt);
     this.drawn = { matrix, key, canvas, most };
     return canvas;
   }

@@ -1,9 +1,10 @@
 // A text whose tokens can be pointed at and pinned, shaded by attention; of a long text, the part around the selection.
 
-import { between, isOwnKey, make, noteClicks, refill, sharpen } from "../draw/elements.js";
-import { explainedToken, noteToken } from "./definitions.js";
+import { clamp, formatCount } from "../data/number_format.js";
+import { make, makeButton, makeRoving, refill, shadeElement, sharpen } from "../draw/elements.js";
 import { say } from "../words/languages.js";
-import { formatCount } from "../data/tokens.js";
+import { explainedToken, noteToken } from "./definitions.js";
+import { PictureFlow } from "./picture_flow.js";
 
 /**
  * What a text shows.
@@ -13,11 +14,16 @@ import { formatCount } from "../data/tokens.js";
  *   concealed?: (position: number) => boolean, averaged?: boolean}} Shown
  */
 
-export class TokenFlow {
-  /** @param {any} axis @param {any} hands pin(position), point(position | null) @param {{page: number, label: string}} options */
-  constructor(axis, hands, options) {
+/** A text, or a picture in its place. */
+export function makeFlow(explorer, axis, options) {
+  const Flow = axis.pictured ? PictureFlow : TokenFlow;
+  return new Flow(axis, explorer.callbacksOf(axis), options);
+}
+
+class TokenFlow {
+  constructor(axis, callbacks, options) {
     this.axis = axis;
-    this.hands = hands;
+    this.callbacks = callbacks;
     this.long = axis.length > 1.35 * options.page; // a page that holds all but a few is no help
     this.page = this.long ? options.page : axis.length;
     this.start = 0;
@@ -26,9 +32,18 @@ export class TokenFlow {
     this.list = make("div", { class: "tokens", role: "group", "aria-label": options.label, dir: axis.direction });
     this.ribbon = make("canvas", { class: "ribbon", "aria-hidden": "true" });
     this.where = make("span", { class: "where" });
-    const turn = (by, sign, label) =>
-      make("button", { type: "button", class: "small", text: sign, "aria-label": say(label), title: say(label), on: { click: () => this.turn(by) } });
-    const bar = make("div", { class: "ribbon-bar" }, turn(-1, "‹", "earlier"), this.ribbon, turn(1, "›", "later"), this.where);
+    const turn = (by, sign, phrase) => {
+      const label = say(phrase);
+      return makeButton(sign, () => this.turn(by), { class: "small", "aria-label": label, title: label });
+    };
+    const bar = make(
+      "div",
+      { class: "ribbon-bar" },
+      turn(-1, "‹", "earlier"),
+      this.ribbon,
+      turn(1, "›", "later"),
+      this.where,
+    );
     this.element = make("div", { class: this.long ? "flow long" : "flow" }, this.long ? bar : null, this.list);
     this.listen();
   }
@@ -40,48 +55,29 @@ export class TokenFlow {
     };
     this.list.addEventListener("click", (event) => {
       const position = positionOf(event);
-      if (position !== null) this.hands.pin(position);
+      if (position !== null) this.callbacks.pin(position);
     });
-    this.list.addEventListener("pointerover", (event) => this.hands.point(positionOf(event)));
-    this.list.addEventListener("pointerleave", () => this.hands.point(null));
-    this.list.addEventListener("keydown", (event) => this.step(event));
-    noteClicks(this.list);
+    this.list.addEventListener("pointerover", (event) => this.callbacks.point(positionOf(event)));
+    this.list.addEventListener("pointerleave", () => this.callbacks.point(null));
+    makeRoving(this.list, 8);
     this.list.addEventListener("focusin", (event) => {
       const position = positionOf(event);
-      if (position !== null && event.target.matches(":focus-visible")) this.hands.point(position);
-      this.rove(event.target);
+      if (position !== null && event.target.matches(":focus-visible")) this.callbacks.point(position);
     });
-    this.list.addEventListener("focusout", () => this.hands.point(null));
+    this.list.addEventListener("focusout", () => this.callbacks.point(null));
     this.ribbon.addEventListener("click", (event) => {
       const share = event.offsetX / this.ribbon.clientWidth;
       this.goTo(Math.floor(share * this.axis.length));
     });
   }
 
-  /** Arrow keys go from token to token; only one of them is a tab stop. */
-  step(event) {
-    const right = this.list.dir === "rtl" ? -1 : 1;
-    const by = { ArrowLeft: -right, ArrowRight: right, ArrowUp: -8, ArrowDown: 8, Home: -1e9, End: 1e9 }[event.key];
-    if (!by || !isOwnKey(event, this.list)) return;
-    event.preventDefault();
-    event.stopPropagation();
-    const tokens = [...this.list.children];
-    const place = tokens.indexOf(document.activeElement);
-    tokens[between(0, place + by, tokens.length - 1)]?.focus();
-  }
-
-  rove(target) {
-    for (const token of this.list.querySelectorAll('[tabindex="0"]')) token.tabIndex = -1;
-    target.tabIndex = 0;
-  }
-
   turn(by) {
-    this.start = between(0, this.start + by * this.page, Math.max(0, this.axis.length - this.page));
+    this.start = clamp(0, this.start + by * this.page, Math.max(0, this.axis.length - this.page));
     this.update(this.shown, false);
   }
 
   goTo(position) {
-    this.start = between(0, position - Math.floor(this.page / 3), Math.max(0, this.axis.length - this.page));
+    this.start = clamp(0, position - Math.floor(this.page / 3), Math.max(0, this.axis.length - this.page));
     this.update(this.shown, false);
     this.reveal(position);
   }
@@ -116,13 +112,23 @@ export class TokenFlow {
     const tokens = [];
     for (let position = this.start; position < end; position++) {
       const token = make("button", {
-        type: "button", class: this.classes(position), tabindex: position === this.start ? "0" : "-1",
-        text: this.axis.label(position), "data-position": position, dir: "auto", ...explainedToken(this.axis, position),
+        type: "button",
+        class: this.classes(position),
+        tabindex: position === this.start ? "0" : "-1",
+        text: this.axis.label(position),
+        "data-position": position,
+        dir: "auto",
+        ...explainedToken(this.axis, position),
       });
       tokens.push(token);
     }
     refill(this.list, ...tokens);
-    if (this.long) this.where.textContent = say("positions", { first: formatCount(this.start), last: formatCount(end - 1), count: formatCount(this.axis.length) });
+    if (this.long)
+      this.where.textContent = say("positions", {
+        first: formatCount(this.start),
+        last: formatCount(end - 1),
+        count: formatCount(this.axis.length),
+      });
   }
 
   classes(position) {
@@ -132,9 +138,8 @@ export class TokenFlow {
   dress(token, shown) {
     const position = Number(token.dataset.position);
     const shade = shown.shade ? shown.shade(position) : 0;
-    const scale = shown.scale ?? this.hands.scale();
-    token.style.backgroundColor = shade > 0.004 ? scale.css(shade) : "";
-    token.style.color = shade > 0.004 ? scale.ink(shade) : "";
+    const scale = shown.scale ?? this.callbacks.look().scale;
+    shadeElement(token, shade, scale);
     token.classList.toggle("concealed", Boolean(shown.concealed?.(position)));
     token.classList.toggle("surprising", Boolean(shown.marked?.(position)));
     noteToken(token, `${position}: ${this.axis.label(position, 60)}${shown.noteOn?.(position) ?? ""}`);
@@ -150,7 +155,7 @@ export class TokenFlow {
     const width = this.ribbon.clientWidth || 200;
     const context = sharpen(this.ribbon, width, 16);
     context.clearRect(0, 0, width, 16);
-    const scale = this.shown.scale ?? this.hands.scale();
+    const scale = this.shown.scale ?? this.callbacks.look().scale;
     const count = this.axis.length;
     for (let x = 0; x < width; x++) {
       const from = Math.floor((x / width) * count);
@@ -167,10 +172,10 @@ export class TokenFlow {
       context.fillRect(x, 0, 1, 16);
     }
     const box = [(this.start / count) * width, Math.max(4, (Math.min(this.page, count) / count) * width)];
-    context.strokeStyle = this.hands.look().ink;
+    context.strokeStyle = this.callbacks.look().ink;
     context.lineWidth = 1.5;
     context.strokeRect(Math.min(box[0], width - box[1]) + 0.75, 0.75, box[1] - 1.5, 14.5);
-    context.fillStyle = this.hands.look().accent;
+    context.fillStyle = this.callbacks.look().accent;
     for (const position of this.shown.pinned) context.fillRect((position / count) * width - 1, 0, 2, 16);
   }
 }

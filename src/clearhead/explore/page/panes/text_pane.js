@@ -1,13 +1,11 @@
 // The text pane at the top: input, output and the decoding step.
 
-import { byId, make, refill } from "../draw/elements.js";
-import { TokenFlow } from "./text_flow.js";
-import { term } from "./definitions.js";
-import { say, sayNote } from "../words/languages.js";
-import { PictureFlow, isPictured } from "./picture_flow.js";
-import { isConcealed } from "./ablation_pane.js";
-import { paintChances, withChances } from "./answer_shading.js";
 import { makeLegible } from "../data/tokens.js";
+import { byId, make, refill } from "../draw/elements.js";
+import { say, sayNote } from "../words/languages.js";
+import { paintChances, withChances } from "./answer_shading.js";
+import { term } from "./definitions.js";
+import { makeFlow } from "./text_flow.js";
 
 const PAGE = 120;
 const FILES = {
@@ -17,33 +15,40 @@ const FILES = {
 const BEAT = 750; // milliseconds of a step that is played
 
 export class TextPane {
-  constructor(explorer, shownOn) {
+  constructor(explorer) {
     this.explorer = explorer;
-    this.shownOn = shownOn;
     byId("step").addEventListener("input", (event) => {
       this.pause();
       explorer.goToStep(Number(event.target.value));
     });
     byId("play").addEventListener("click", () => this.play());
-    explorer.textsChanged = () => this.update();
   }
 
   renew() {
     const { explorer } = this;
     const { scene, axes } = explorer;
-    refill(byId("title"), make("span", { text: scene.title ?? "" }), make("span", { class: "soft" }, term("heads", sizeOf(explorer))));
+    refill(
+      byId("title"),
+      make("span", { text: scene.title ?? "" }),
+      make("span", { class: "soft" }, term("heads", sizeOf(explorer))),
+    );
     document.title = `clearhead · ${scene.title ?? ""}`;
     byId("notes").textContent = (scene.notes ?? []).map(sayNote).join(" · ");
     showAnother(explorer);
     this.listViews(scene);
-    this.flows = Object.values(axes).filter((axis) => axis.length).map((axis) => {
-      const label = explorer.decodes(axis) ? say("output") : axis.name === "source" ? say("source") : axis.name;
-      const options = { page: PAGE, label, width: 220, height: 84, named: true };
-      return isPictured(axis) ? new PictureFlow(axis, explorer.callbacksOf(axis), options) : new TokenFlow(axis, explorer.callbacksOf(axis), options);
-    });
+    this.flows = Object.values(axes)
+      .filter((axis) => axis.length)
+      .map((axis) => {
+        const label = explorer.decodes(axis) ? say("output") : axis.name === "source" ? say("source") : axis.name;
+        const options = { page: PAGE, label, width: 220, height: 84, named: true };
+        return makeFlow(explorer, axis, options);
+      });
     const inputs = this.flows.filter((flow) => !explorer.decodes(flow.axis));
     refill(byId("source-text"), ...inputs.map((flow) => flow.element));
-    refill(byId("output-text"), ...this.flows.filter((flow) => explorer.decodes(flow.axis)).map((flow) => flow.element));
+    refill(
+      byId("output-text"),
+      ...this.flows.filter((flow) => explorer.decodes(flow.axis)).map((flow) => flow.element),
+    );
     byId("source-text").hidden = inputs.length === 0;
     byId("output-side").hidden = !scene.output;
     byId("scrubber").hidden = byId("play").hidden = explorer.steps < 2;
@@ -87,7 +92,10 @@ export class TextPane {
     const list = byId("views");
     const names = scene.views ?? [];
     list.hidden = names.length < 2;
-    refill(list, ...names.map((text, i) => make("option", { value: i, text: makeLegible(text, 48), selected: i === scene.view })));
+    refill(
+      list,
+      ...names.map((text, i) => make("option", { value: i, text: makeLegible(text, 48), selected: i === scene.view })),
+    );
   }
 
   async update() {
@@ -103,11 +111,19 @@ export class TextPane {
     for (const flow of this.flows ?? []) {
       // What is read and what is written share a place: the one that this attention is about is shown.
       const used = [attention.queries, attention.keys].includes(flow.axis.name);
-      const twin = this.flows.some((other) => other !== flow && other.axis.reads === flow.axis.reads && [attention.queries, attention.keys].includes(other.axis.name));
+      const twin = this.flows.some(
+        (other) =>
+          other !== flow &&
+          other.axis.reads === flow.axis.reads &&
+          [attention.queries, attention.keys].includes(other.axis.name),
+      );
       flow.element.hidden = explorer.decodes(flow.axis) && !used && (twin || flow.axis.name !== scene.output.axis);
       if (flow.element.hidden) continue;
-      const shown = await this.shownOn(flow.axis, null, "asked");
-      flow.update({ ...withChances(explorer, flow.axis, shown), concealed: (position) => isConcealed(explorer, flow.axis, position) });
+      const shown = await explorer.shownOn(flow.axis, null, "asked");
+      flow.update({
+        ...withChances(explorer, flow.axis, shown),
+        concealed: (position) => explorer.ablation.hides(flow.axis, position),
+      });
     }
     paintChances(explorer);
   }

@@ -1,10 +1,9 @@
 // The tooltip of a cell: query, key and weight.
 
-import { headName } from "../words/captions.js";
+import { formatCount, formatError, formatWeight, isExact, isHidden, oddText } from "../data/number_format.js";
 import { byId, make, refill } from "../draw/elements.js";
 import { say } from "../words/languages.js";
-import { formatError, formatWeight, isExact, isHidden, oddText } from "../data/number_format.js";
-import { formatCount } from "../data/tokens.js";
+import { headName } from "./captions.js";
 
 /** The note on a cell of a map. */
 export function cellNote(explorer, view, { q, k }) {
@@ -18,7 +17,14 @@ export function cellNote(explorer, view, { q, k }) {
   const key = known.columns === 1 ? keys.label(k + first[1], 32) : range(known.k0 + first[1], known.columns);
   const value = cellValue(known, single, tiles);
   const place = single ? `${formatCount(q + first[0])} → ${formatCount(k + first[1])}` : "";
-  return { query, key, value, place, head, spoken: `${say("query")} ${query}, ${say("key")} ${key}, ${say("weight")} ${value}` };
+  return {
+    query,
+    key,
+    value,
+    place,
+    head,
+    spoken: `${say("query")} ${query}, ${say("key")} ${key}, ${say("weight")} ${value}`,
+  };
 }
 
 /** A weight between two tokens, as a note. */
@@ -27,7 +33,7 @@ export function noteOf(query, key, weight) {
   return { query, key, value, spoken: `${say("query")} ${query}, ${say("key")} ${key}, ${say("weight")} ${value}` };
 }
 
-/** The value of a cell in words: a weight, or the share of a block; "≈" where it is an estimate or sums rounded weights. */
+/** The value of a cell: a weight, or the share of a block; "≈" where it is an estimate or sums rounded weights. */
 function cellValue({ share, exact, columns }, single, tiles) {
   if (isHidden(share)) return say("hiddenCell");
   const { precision } = tiles;
@@ -46,12 +52,26 @@ function range(first, count) {
 export function showTip(notes, place) {
   const tip = byId("tip");
   const [main] = notes;
-  refill(tip,
-    make("span", { class: "tip-line" },
-      make("span", { class: "soft", text: say("query") }), make("bdi", { text: main.query }),
-      make("span", { class: "soft", text: `→ ${say("key")}` }), make("bdi", { text: main.key }),
-      ...notes.map((note) => make("span", { class: "value" }, notes.length > 1 ? make("span", { class: "soft", text: note.head }) : null, make("strong", { text: note.value })))),
-    main.place ? make("span", { class: "tip-place", text: main.place }) : null);
+  refill(
+    tip,
+    make(
+      "span",
+      { class: "tip-line" },
+      make("span", { class: "soft", text: say("query") }),
+      make("bdi", { text: main.query }),
+      make("span", { class: "soft", text: `→ ${say("key")}` }),
+      make("bdi", { text: main.key }),
+      ...notes.map((note) =>
+        make(
+          "span",
+          { class: "value" },
+          notes.length > 1 ? make("span", { class: "soft", text: note.head }) : null,
+          make("strong", { text: note.value }),
+        ),
+      ),
+    ),
+    main.place ? make("span", { class: "tip-place", text: main.place }) : null,
+  );
   tip.hidden = false;
   const [x, y] = place;
   const { width, height } = tip.getBoundingClientRect();
@@ -77,7 +97,12 @@ export function resolutionNote(view) {
   const { blocks, exact, tops, odd } = plot.resolution;
   const parts = [];
   if (tops) parts.push(say("topOnly"));
-  else if (blocks[0] === 1 && blocks[1] === 1) parts.push(isExact(tiles.precision, tiles.attention.counts[1]) ? say("exact") : say("rounded", { error: formatError(tiles.precision) }));
+  else if (blocks[0] === 1 && blocks[1] === 1)
+    parts.push(
+      isExact(tiles.precision, tiles.attention.counts[1])
+        ? say("exact")
+        : say("rounded", { error: formatError(tiles.precision) }),
+    );
   else parts.push(say(exact ? "pooled" : "estimated", { rows: blocks[0], columns: blocks[1] }));
   if (tiles.waiting) parts.push(say("loading"));
   if (odd) parts.push(say("oddNote"));

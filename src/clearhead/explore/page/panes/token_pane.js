@@ -1,36 +1,24 @@
 // The token pane: weights of the pinned tokens, the shaded text, and below what the model could have written.
 
-import { headName } from "../words/captions.js";
-import { byId, make, refill } from "../draw/elements.js";
-import { TokenFlow } from "./text_flow.js";
-import { term } from "./definitions.js";
-import { say, sayAround } from "../words/languages.js";
-import { PictureFlow, isPictured } from "./picture_flow.js";
-import { paintAblation, paintHiding, paintOffMarks } from "./ablation_pane.js";
-import { paintAlternatives } from "./alternatives_pane.js";
-import { formatError, formatListed, listDigits } from "../data/number_format.js";
+import { formatCount, formatError, formatListed, formatNumber, listDigits } from "../data/number_format.js";
 import { fullOf, weightAt } from "../data/token_sums.js";
-import { formatCount, formatNumber } from "../data/tokens.js";
+import { byId, make, makeButton, makeNote, refill } from "../draw/elements.js";
+import { say, sayAround } from "../words/languages.js";
+import { paintAblation, paintHiding } from "./ablation_pane.js";
+import { paintAlternatives } from "./alternatives_pane.js";
+import { headName, paintOffMarks } from "./captions.js";
+import { term } from "./definitions.js";
+import { makeFlow } from "./text_flow.js";
 
-const PAGE = 300;
+const PAGE_TOKENS = 300; // of a long text, tokens that are shown at once
+const LISTED = 8; // weights
 const LONG_BAR = 0.01; // of the attention: smaller weights have short bars, whatever the largest is
 
 export class TokenPane {
-  constructor(explorer, shownOn, centre) {
+  constructor(explorer, centre) {
     this.explorer = explorer;
-    this.shownOn = shownOn;
     this.centre = centre;
     this.turn = 0;
-    explorer.ablated = (box) => {
-      this.paintModel();
-      explorer.textsChanged();
-      explorer.explain();
-      this.centre.repaint(); // the mark beside the title may take a line
-      byId(box).scrollIntoView({ block: "nearest" });
-    };
-    for (const button of byId("directions").querySelectorAll("button")) {
-      button.addEventListener("click", () => explorer.store.set({ direction: button.value }));
-    }
   }
 
   renew() {
@@ -46,18 +34,15 @@ export class TokenPane {
     }
     this.paintSubject();
     this.paintModel();
-    let answer = null;
-    let second = null;
+    const { other } = explorer.state;
     try {
-      answer = await explorer.answer();
-      if (explorer.state.other) second = await explorer.answer(explorer.state.other);
+      const answers = await Promise.all([explorer.answer(), ...(other ? [explorer.answer(other)] : [])]);
+      if (turn !== this.turn) return; // the selection has moved on
+      this.paintKeys(answers);
     } catch (problem) {
       if (turn !== this.turn) return;
-      refill(byId("keys"), make("p", { class: "problem", text: problem.message }));
-      return this.paintText();
+      refill(byId("keys"), makeNote(problem.message, "problem"));
     }
-    if (turn !== this.turn) return; // the selection has moved on
-    this.paintKeys(answer, second);
     await this.paintText();
   }
 
@@ -71,63 +56,86 @@ export class TokenPane {
 
   paintSubject() {
     const { explorer } = this;
-    const { asked, subject } = explorer;
-    const chips = subject.positions.map((position) => {
+    const { asked, state, subject } = explorer;
+    const { pinned, positions } = subject;
+    const chips = positions.map((position) => {
       const label = asked.label(position, 28);
-      if (!subject.pinned) return make("bdi", { class: "chip", text: label });
-      const name = say("unpin", { token: label });
-      return make("button", { type: "button", class: "chip", title: name, "aria-label": name, on: { click: () => explorer.pin(asked.name, position) } },
-        make("bdi", { text: label }), make("span", { class: "cross", text: "×", "aria-hidden": "true" }));
+      if (!pinned) return make("bdi", { class: "chip", text: label });
+      const title = say("unpin", { token: label });
+      const cross = make("span", { class: "cross", text: "×", "aria-hidden": "true" });
+      const unpin = () => explorer.pin(asked.name, position);
+      return makeButton(make("bdi", { text: label }), unpin, { class: "chip", title, "aria-label": title }, cross);
     });
-    const several = subject.positions.length > 1;
-    refill(byId("subject"),
-      subject.pinned ? make("span", { class: "soft", text: say("pinned") }) : null, ...chips,
-      several ? make("span", { class: "soft", text: say(explorer.state.direction === "at" ? "averageOf" : "sumOf", { count: subject.positions.length }) }) : null,
-      several && subject.pinned ? make("button", { type: "button", class: "word", text: say("unpinAll"), on: { click: () => explorer.unpin() } }) : null);
-    byId("pin-hint").hidden = subject.pinned;
+    const parts = pinned ? [make("span", { class: "soft", text: say("pinned") }), ...chips] : chips;
+    if (positions.length > 1) {
+      const phrase = state.direction === "at" ? "averageOf" : "sumOf";
+      parts.push(make("span", { class: "soft", text: say(phrase, { count: positions.length }) }));
+      if (pinned) parts.push(makeButton(say("unpinAll"), () => explorer.unpin(), { class: "word" }));
+    }
+    refill(byId("subject"), ...parts);
+    byId("pin-hint").hidden = pinned;
   }
 
   /** The largest weights; beside them, those of the head that is compared. */
-  paintKeys(answer, second) {
+  paintKeys(answers) {
     const { explorer } = this;
-    const { answered, state } = explorer;
+    const { source, state } = explorer;
+    const [answer, second] = answers;
+    if (answer.odd) return refill(byId("keys"), makeNote(say("oddRow"), "problem"));
+    const heads = second ? [state, state.other] : [state];
+    const errors = heads.map(({ name, head }) => source.precision(name, head, true));
+    const best = second ? bestOfTwo(explorer, answers) : answer.top;
+    if (!best.length) return refill(byId("keys"), makeNote(this.describeNothing(answers, Math.max(...errors))));
     const at = state.direction === "at";
-    const best = second ? bestOfTwo(explorer, answer, second) : answer.top;
-    if (answer.odd) return refill(byId("keys"), make("p", { class: "problem", text: say("oddRow") }));
-    const shown = [state, ...(second ? [state.other] : [])];
-    const errors = shown.map((one) => explorer.source.precision(one.name, one.head, true));
-    if (!best.length) return refill(byId("keys"), make("p", { class: "soft", text: this.describeNothing([answer, ...(second ? [second] : [])], Math.max(...errors)) }));
-    const normed = !second && at && answer.top.some(([, , norm]) => norm !== null && norm !== undefined);
-    const most = Math.max(fullOf(answer, second), LONG_BAR * answer.added);
+    const normed = !second && at && answer.top.some(([, , norm]) => Number.isFinite(norm));
     const digits = listDigits(best[0][3] ?? best[0][1], Math.max(...errors));
-    const head = make("tr", {},
-      make("th", { scope: "col" }, term(at ? "key" : "query", say(at ? "key" : "query"))), make("th", { scope: "col", class: "number" }, second ? headName(explorer, state) : term("weight", say("weight"))),
-      second ? make("th", { scope: "col", class: "number second", text: headName(explorer, state.other) }) : null,
-      normed ? make("th", { scope: "col", class: "number short" }, term("normed", say("normed"))) : null,
-      make("th", { class: "bar-head", "aria-hidden": "true" }));
-    const listed = best.slice(0, 8).filter(([, weight, , most = weight], i) => i === 0 || most >= 0.5 * 10 ** -digits);
-    const labels = listed.map(([position]) => answered.label(position, 20)); // of tokens that read alike, their places
-    const rows = listed.map(([position, weight, norm]) => {
-      const label = answered.label(position, 20);
-      const place = labels.indexOf(label) === labels.lastIndexOf(label) ? null : make("span", { class: "place", text: formatCount(position) });
-      const go = make("button", { type: "button", class: "link", title: `${position}: ${answered.label(position, 60)}`, on: { click: () => this.centre.centreOn(answered.name, position) } }, make("bdi", { text: label }), place);
-      const bar = make("span", { class: "bar" });
-      bar.style.width = `${Math.max(2, (100 * (weight ?? 0)) / most)}%`;
-      const bar2 = second ? make("span", { class: "bar second" }) : null;
-      if (second) bar2.style.width = `${Math.max(2, (100 * (weightAt(explorer, second, position) ?? 0)) / most)}%`;
-      return make("tr", {}, make("td", {}, go), make("td", { class: "number", text: formatListed(weight, digits, errors[0]) }),
-        second ? make("td", { class: "number second", text: formatListed(weightAt(explorer, second, position), digits, errors[1]) }) : null,
-        normed ? make("td", { class: "number", text: norm === null ? "–" : formatNumber(weight * norm, 2) }) : null,
-        make("td", { class: second ? "bar-cell two-bars" : "bar-cell", "aria-hidden": "true" }, bar, bar2));
+    const most = Math.max(fullOf(...answers), LONG_BAR * answer.added);
+    const listed = best
+      .slice(0, LISTED)
+      .filter(([, weight, , larger = weight], i) => i === 0 || larger >= 0.5 * 10 ** -digits);
+    const labels = listed.map(([position]) => explorer.answered.label(position, 20));
+    const rows = listed.map(([position, weight, norm], i) => {
+      const twice = labels.indexOf(labels[i]) !== labels.lastIndexOf(labels[i]); // tokens that read alike have places
+      const weights = second ? [weight, weightAt(explorer, second, position)] : [weight];
+      const cells = weights.map((each, k) =>
+        cell(formatListed(each, digits, errors[k]), k ? "number second" : "number"),
+      );
+      if (normed) cells.push(cell(Number.isFinite(norm) ? formatNumber(weight * norm, 2) : "–", "number"));
+      return make("tr", {}, this.makeLink(position, labels[i], twice), ...cells, makeBars(weights, most));
     });
-    const all = !at && Number.isFinite(answer.received) && answer.received > 0 ? make("p", { class: "soft" }, term("received", say("received", { received: answer.close ? `≈${formatNumber(answer.received, 1)}` : formatNumber(answer.received, 2) }))) : null;
+    const head = this.makeHead(second, normed);
     const table = make("table", { class: "keys" }, make("thead", {}, head), make("tbody", {}, ...rows));
     table.style.setProperty("--letters", String(digits + 3)); // "<0.001"
-    refill(byId("keys"), table, all,
-      answer.weights ? null : make("p", { class: "soft tiny", text: say("onlyTop") }));
+    const rest = answer.weights ? null : makeNote(say("onlyTop"), "soft tiny");
+    refill(byId("keys"), table, at ? null : makeReceived(answer), rest);
   }
 
-  /** Why there is no weight to list: the mask, the rounding of the file, the keys that it leaves out, or none of these. */
+  /** The head of the table of weights. */
+  makeHead(second, normed) {
+    const { state } = this.explorer;
+    const side = state.direction === "at" ? "key" : "query";
+    const column = (style, content) => make("th", { scope: "col", class: style }, content);
+    return make(
+      "tr",
+      {},
+      column(null, term(side, say(side))),
+      column("number", second ? headName(this.explorer, state) : term("weight", say("weight"))),
+      second ? column("number second", headName(this.explorer, state.other)) : null,
+      normed ? column("number short", term("normed", say("normed"))) : null,
+      make("th", { class: "bar-head", "aria-hidden": "true" }),
+    );
+  }
+
+  /** A token of the table, which the map centres at a click. */
+  makeLink(position, label, twice) {
+    const { answered } = this.explorer;
+    const place = twice ? make("span", { class: "place", text: formatCount(position) }) : null;
+    const title = `${position}: ${answered.label(position, 60)}`;
+    const show = () => this.centre.centreOn(answered.name, position);
+    return make("td", {}, makeButton(make("bdi", { text: label }), show, { class: "link", title }, place));
+  }
+
+  /** Why no weight is listed: the mask, the rounding of the file, the keys that it leaves out, or none of these. */
   describeNothing(answers, error) {
     const { state, subject } = this.explorer;
     const at = state.direction === "at";
@@ -141,43 +149,70 @@ export class TokenPane {
   async paintText() {
     const { explorer } = this;
     const { answered, asked, subject, state } = explorer;
-    if (this.flow?.axis !== answered || this.spoken !== document.documentElement.lang) {
-      const options = { page: PAGE, label: say("token"), width: 300, height: 260 };
-      this.flow = isPictured(answered) ? new PictureFlow(answered, explorer.callbacksOf(answered), options) : new TokenFlow(answered, explorer.callbacksOf(answered), options);
-      this.spoken = document.documentElement.lang;
+    if (this.flow?.axis !== answered || this.language !== document.documentElement.lang) {
+      this.language = document.documentElement.lang;
+      this.flow = this.makeFlow(answered);
       refill(byId("shaded"), this.flow.element);
     }
-    const twice = this.centre.pictured && isPictured(answered); // the centre shows it already, and larger
+    const twice = this.centre.pictured && answered.pictured; // the centre shows it already, and larger
     byId("shaded").hidden = byId("shaded-title").hidden = twice;
     if (twice) return;
-    const name = subject.positions.length > 1 ? say("these") : asked.label(subject.positions[0], 24);
-    const kind = answered.kind === "audio" ? "sounded" : isPictured(answered) ? "pictured" : "shaded";
-    refill(byId("shaded-title"), ...sayAround(`${kind}${state.direction === "at" ? "At" : "By"}`, { token: make("bdi", { class: "strong", text: name }), count: subject.positions.length }));
-    this.flow.update(await this.shownOn(answered, null, "answered"));
+    const count = subject.positions.length;
+    const name = count > 1 ? say("these") : asked.label(subject.positions[0], 24);
+    const kind = answered.kind === "audio" ? "sounded" : answered.pictured ? "pictured" : "shaded";
+    const blanks = { token: make("bdi", { class: "strong", text: name }), count };
+    refill(byId("shaded-title"), ...sayAround(`${kind}${state.direction === "at" ? "At" : "By"}`, blanks));
+    this.flow.update(await explorer.shownOn(answered, null, "answered"));
     await this.paintSecondText(answered);
+  }
+
+  makeFlow(axis) {
+    return makeFlow(this.explorer, axis, { page: PAGE_TOKENS, label: say("token"), width: 300, height: 260 });
   }
 
   /** The same text, shaded by the head that is compared. */
   async paintSecondText(answered) {
     const { explorer } = this;
     const { other } = explorer.state;
-    if (!other || isPictured(answered)) {
+    if (!other || answered.pictured) {
       this.second = null;
       return refill(byId("shaded-second"));
     }
-    if (this.second?.axis !== answered) this.second = new TokenFlow(answered, explorer.callbacksOf(answered), { page: PAGE, label: say("token"), width: 300, height: 260 });
+    if (this.second?.axis !== answered) this.second = this.makeFlow(answered);
     const { second } = this;
-    refill(byId("shaded-second"), make("p", { class: "soft tiny", text: headName(explorer, other) }), second.element);
-    second.update(await this.shownOn(answered, other, "answered"));
+    refill(byId("shaded-second"), makeNote(headName(explorer, other), "soft tiny"), second.element);
+    second.update(await explorer.shownOn(answered, other, "answered"));
   }
 }
 
+function cell(text, style) {
+  return make("td", { class: style, text });
+}
+
+/** A bar for each weight; the longest stands for `most`. */
+function makeBars(weights, most) {
+  const bars = weights.map((weight, i) => {
+    const bar = make("span", { class: i ? "bar second" : "bar" });
+    bar.style.width = `${Math.max(2, (100 * (weight ?? 0)) / most)}%`;
+    return bar;
+  });
+  const style = weights.length > 1 ? "bar-cell two-bars" : "bar-cell";
+  return make("td", { class: style, "aria-hidden": "true" }, ...bars);
+}
+
+/** What a token receives in all. */
+function makeReceived({ close, received }) {
+  if (!(Number.isFinite(received) && received > 0)) return null;
+  const number = close ? `≈${formatNumber(received, 1)}` : formatNumber(received, 2);
+  return make("p", { class: "soft" }, term("received", say("received", { received: number })));
+}
+
 /** The largest weights of either of two heads: [position, the first head's or null, no norm, the larger]. */
-function bestOfTwo(explorer, one, other) {
-  const positions = new Set([...one.top, ...other.top].map(([position]) => position));
-  const found = [...positions].map((position) => {
-    const weights = [one, other].map((answer) => weightAt(explorer, answer, position));
+function bestOfTwo(explorer, answers) {
+  const positions = new Set(answers.flatMap(({ top }) => top.map(([position]) => position)));
+  const best = [...positions].map((position) => {
+    const weights = answers.map((answer) => weightAt(explorer, answer, position));
     return [position, weights[0], null, Math.max(...weights)];
   });
-  return found.sort((a, b) => b[3] - a[3]);
+  return best.sort((left, right) => right[3] - left[3]);
 }

@@ -13,7 +13,15 @@ function stepsOf(explorer) {
   const cross = attention.kind === "cross";
   const written = scene.output?.axis && !byId("source-text").hidden;
   const shows = (selector) => Boolean(document.querySelector(`#maps ${selector}`));
-  const map = shows(".map-canvas") ? (cross ? "mapCross" : "map") : shows(".lines-view") ? "lines" : pictured ? "picture" : null;
+  const map = shows(".map-canvas")
+    ? cross
+      ? "mapCross"
+      : "map"
+    : shows(".lines-view")
+      ? "lines"
+      : pictured
+        ? "picture"
+        : null;
   const all = [
     [".texts", written ? (pictured ? "pictured" : "translated") : "text"],
     ["#maps", map],
@@ -29,6 +37,7 @@ function stepsOf(explorer) {
 export class Tour {
   constructor(explorer) {
     this.explorer = explorer;
+    this.linked = Boolean(location.hash); // whether the address names a view
     this.place = 0;
     this.steps = [];
     this.follow = oncePerFrame(() => this.arrange());
@@ -39,11 +48,9 @@ export class Tour {
   }
 
   /** Starts by itself at the first visit, unless a link names a view, or a frame is too low. */
-  async startAtFirstVisit() {
+  startAtFirstVisit() {
     const framed = window.parent !== window && window.innerHeight < LOW;
-    if (location.hash || framed || !rememberVisit()) return;
-    await this.explorer.firstMap;
-    this.start();
+    if (!this.linked && !framed && rememberVisit()) this.start();
   }
 
   get open() {
@@ -54,7 +61,12 @@ export class Tour {
     this.before = document.activeElement;
     this.steps = stepsOf(this.explorer);
     byId("tour").hidden = byId("tour-ring").hidden = false;
-    for (const element of [document.body, byId("tour"), ...document.querySelectorAll(this.steps.map(([selector]) => selector).join())]) this.sizes.observe(element);
+    for (const element of [
+      document.body,
+      byId("tour"),
+      ...document.querySelectorAll(this.steps.map(([selector]) => selector).join()),
+    ])
+      this.sizes.observe(element);
     this.goTo(0);
     byId("tour-next").focus({ preventScroll: true });
   }
@@ -62,7 +74,9 @@ export class Tour {
   end() {
     byId("tour").hidden = byId("tour-ring").hidden = true;
     this.sizes.disconnect();
-    (this.before?.isConnected && this.before !== document.body ? this.before : byId("help-button")).focus({ preventScroll: true });
+    (this.before?.isConnected && this.before !== document.body ? this.before : byId("help-button")).focus({
+      preventScroll: true,
+    });
   }
 
   press(event) {
@@ -85,20 +99,30 @@ export class Tour {
   render() {
     if (!this.open) return;
     const about = this.steps[this.place][0];
-    const steps = (this.steps = stepsOf(this.explorer));
+    const steps = stepsOf(this.explorer);
     const same = steps.findIndex(([selector]) => selector === about);
-    const place = (this.place = same < 0 ? Math.min(this.place, steps.length - 1) : same);
+    const place = same < 0 ? Math.min(this.place, steps.length - 1) : same;
+    Object.assign(this, { steps, place });
     const last = place === steps.length - 1;
     const card = byId("tour");
     card.setAttribute("aria-label", say("tourName"));
-    byId("tour-text").textContent = sayTour(steps[place][1], this.explorer.dark);
+    byId("tour-text").textContent = sayTour(steps[place][1], this.explorer.look.dark);
     byId("tour-place").textContent = say("tourPlace", { step: place + 1, steps: steps.length });
     const held = document.activeElement?.id;
-    const button = (id, key, click) => make("button", { type: "button", id, class: id === "tour-next" ? "small main" : "small", text: say(key), on: { click } });
-    refill(byId("tour-buttons"),
+    const button = (id, key, click) =>
+      make("button", {
+        type: "button",
+        id,
+        class: id === "tour-next" ? "small main" : "small",
+        text: say(key),
+        on: { click },
+      });
+    refill(
+      byId("tour-buttons"),
       last ? null : button("tour-skip", "tourSkip", () => this.end()),
       place ? button("tour-back", "tourBack", () => this.goTo(place - 1)) : null,
-      button("tour-next", last ? "tourEnd" : "tourNext", () => (last ? this.end() : this.goTo(place + 1))));
+      button("tour-next", last ? "tourEnd" : "tourNext", () => (last ? this.end() : this.goTo(place + 1))),
+    );
     if (held?.startsWith("tour-")) (byId(held) ?? byId("tour-next")).focus({ preventScroll: true });
     this.arrange();
   }
@@ -133,7 +157,10 @@ function rememberVisit() {
   try {
     if (localStorage.getItem(SEEN) || document.cookie.includes(SEEN)) return false;
     localStorage.setItem(SEEN, "seen");
-    if (location.protocol.startsWith("http")) document.cookie = `${SEEN}=seen; path=/; max-age=31536000; samesite=strict`;
+    if (location.protocol.startsWith("http")) {
+      // biome-ignore lint/suspicious/noDocumentCookie: the Cookie Store API is not in all browsers
+      document.cookie = `${SEEN}=seen; path=/; max-age=31536000; samesite=strict`;
+    }
     return true;
   } catch {
     return false; // a sandboxed frame

@@ -1,16 +1,18 @@
 // Explorer: the scene, the selection, and what is derived from both; panes read it and change it.
 
-import { Scale, hasRole, isDark } from "../draw/colours.js";
 import { combineLines, shadeOf } from "../data/token_sums.js";
-import { isPictured, loadPictures } from "../panes/picture_flow.js";
-import { nameRows } from "../data/decoder_rows.js";
-import { WeightCache } from "../data/weight_cache.js";
 import { Axis } from "../data/tokens.js";
+import { WeightCache } from "../data/weight_cache.js";
+import { Ablation } from "./ablation.js";
+
+const NO_ROLES = ["none of these", "no numbers"];
 
 export class Explorer {
   constructor(scene, source, store) {
     this.source = source;
     this.store = store;
+    this.look = null; // colours, scale and fonts of the theme
+    this.ablation = new Ablation(this);
     this.renew(scene);
   }
 
@@ -18,14 +20,34 @@ export class Explorer {
   renew(scene) {
     this.scene = scene;
     this.axes = Object.fromEntries(Object.entries(scene.axes).map(([name, axis]) => [name, new Axis(name, axis)]));
-    this.weights = new WeightCache(this.source, (name) => this.attentionOf(name), () => this.arrived());
+    const attentionOf = (name) => this.attentionOf(name);
+    this.weights = new WeightCache(this.source, attentionOf, () => this.store.emit("weights"));
     this.effects = null;
     this.noEffects = false;
     this.continued = null; // the answer that goes on from another token
-    this.picking = false; // whether the next head that is clicked becomes the second
-    this.groups = groupsOf(scene.attentions);
-    nameRows(this);
-    this.pictures = loadPictures(this.axes, () => this.pictureArrived());
+    this.ablation.request = null;
+    this.groups = groupAttentions(scene.attentions);
+    this.nameRows();
+    this.loadPictures();
+  }
+
+  loadPictures() {
+    this.pictures = new Map(); // by axis, once loaded
+    const { pictures } = this;
+    for (const axis of Object.values(this.axes).filter(({ pictured }) => pictured)) {
+      const image = new Image();
+      image.onload = () => {
+        pictures.set(axis.name, image);
+        this.store.emit("pictures");
+      };
+      image.src = axis.picture;
+    }
+  }
+
+  /** Shows another scene, once this promise brings it. */
+  open(coming) {
+    this.coming = coming;
+    this.store.emit("coming");
   }
 
   get state() {
@@ -40,16 +62,6 @@ export class Explorer {
   get switchable() {
     const { name, head, other } = this.state;
     return this.live || Boolean(!other && this.scene.without?.[name]?.[head]);
-  }
-
-  get dark() {
-    return isDark(this.state.theme);
-  }
-
-  get scale() {
-    const key = `${this.state.colours}${this.dark}`;
-    if (this.lastScale?.key !== key) this.lastScale = new Scale(this.state.colours, this.dark);
-    return this.lastScale;
   }
 
   attentionOf(name) {
@@ -77,7 +89,7 @@ export class Explorer {
   /** The role of the chosen head; null if it has none. */
   get role() {
     const { role } = this.headOf(this.state);
-    return hasRole(role) ? role : null;
+    return NO_ROLES.includes(role) ? null : role;
   }
 
   get group() {
@@ -90,39 +102,17 @@ export class Explorer {
     return Math.max(...attention.counts) <= 64 ? "linear" : "root";
   }
 
-  tilesOf(name, head) {
-    return this.weights.tilesOf(name, head);
-  }
-
-  /** Called when numbers or a picture have arrived; and below, when heads were switched. Panes replace them. */
-  arrived() {}
-
-  pictureArrived() {}
-
-  ablated() {}
-
-  textsChanged() {}
-
-  explain() {}
-
-  lineOf(direction, name, head, position) {
-    return this.weights.lineOf(direction, name, head, position);
-  }
-
-  matrixOf(chosen) {
-    return this.weights.matrixOf(chosen);
-  }
-
   /** The picture or sound on either side of the attention, the answering side first; null if there is none. */
   get pictured() {
-    return [this.answered, this.asked].find(isPictured) ?? null;
+    return [this.answered, this.asked].find(({ pictured }) => pictured) ?? null;
   }
 
   /** The words on the other side of a picture or sound; null where it looks at itself. */
   get pictureWords() {
     const { attention, axes, pictured } = this;
-    const other = pictured && [attention.queries, attention.keys].map((name) => axes[name]).find((axis) => axis !== pictured);
-    return other && !isPictured(other) ? other : null;
+    const other =
+      pictured && [attention.queries, attention.keys].map((name) => axes[name]).find((axis) => axis !== pictured);
+    return other && !other.pictured ? other : null;
   }
 
   /** Requests the effect of each head of this scene on the loss once, and stores it in the heads. */
@@ -136,6 +126,29 @@ export class Explorer {
       for (const head of attention.heads) head.effect = found?.[attention.name]?.[head.number] ?? null;
     }
     if (!found && scene === this.scene) this.noEffects = true;
+  }
+
+  // The names of a decoder's rows: at each place it has read one token and writes the next; rows show one of them
+
+  /** The axes of the tokens "written" and "read" at the queries of an attention; null where there is no choice. */
+  rowAxes(attention) {
+    const { reads } = this.axes[attention.queries];
+    const written = Object.values(this.axes).find((axis) => axis.reads === reads && axis.name !== reads);
+    return written && this.axes[reads] ? { written: written.name, read: reads } : null;
+  }
+
+  /** Names rows as chosen; by default by tokens written in cross-attention, else by tokens read. */
+  nameRows() {
+    for (const attention of this.scene.attentions) {
+      attention.usual ??= attention.queries;
+      attention.queries = this.rowAxes(attention)?.[this.state.rows] ?? attention.usual;
+    }
+  }
+
+  /** The current naming of rows, "written" or "read"; null if there is no choice. */
+  get rows() {
+    const names = Object.entries(this.rowAxes(this.attention) ?? {});
+    return names.find(([, axis]) => axis === this.attention.queries)?.[0] ?? null;
   }
 
   // Choosing heads
@@ -232,9 +245,12 @@ export class Explorer {
     const pinned = this.pinnedOn(this.asked).filter(here);
     if (pinned.length) return { positions: pinned, pinned: true };
     const under = side === 0 ? cursor?.q : cursor?.k;
-    if (under !== null && under !== undefined) return { positions: cursor.word?.filter(here) ?? [under + first], pinned: false };
-    if (side === 0 && this.stepped && this.state.step !== null) return { positions: [Math.min(end - 1, Math.max(first, this.step - 1))], pinned: false };
-    if (this.asked.kind === "image" && this.asked.firstPatch > first) return { positions: [first], pinned: false }; // [CLS] sums it up
+    if (under !== null && under !== undefined)
+      return { positions: cursor.word?.filter(here) ?? [under + first], pinned: false };
+    if (side === 0 && this.stepped && this.state.step !== null)
+      return { positions: [Math.min(end - 1, Math.max(first, this.step - 1))], pinned: false };
+    const summed = this.asked.kind === "image" && this.asked.firstPatch > first; // by [CLS]
+    if (summed) return { positions: [first], pinned: false };
     const last = this.lastWord(this.asked, first, end);
     const whole = this.asked === this.pictureWords && this.pictured.kind === "image";
     return { positions: whole ? this.asked.wordAt(last).filter(here) : [last], pinned: false };
@@ -247,7 +263,8 @@ export class Explorer {
 
   /**
    * Shades, pins and cursor of the text of an axis.
-   * @param {any} axis @param {any} chosen a head, or null for the first @param {"asked" | "answered"} follow which side scrolls into view
+   * @param {any} chosen a head, or null for the first
+   * @param {"asked" | "answered"} follow which side scrolls into view
    */
   async shownOn(axis, chosen = null, follow = "answered") {
     const { state, subject } = this;
@@ -257,8 +274,15 @@ export class Explorer {
     const decoded = this.decodes(axis);
     const asks = axis === this.asked && (axis !== this.answered || follow === "asked");
     return {
-      shade: shadeOf(this, answer), pinned, cursor: this.cursorOn(axis),
-      current: decoded && state.step !== null ? this.step - 1 : axis === this.asked && !subject.pinned ? subject.positions.at(-1) : null,
+      shade: shadeOf(this, answer),
+      pinned,
+      cursor: this.cursorOn(axis),
+      current:
+        decoded && state.step !== null
+          ? this.step - 1
+          : axis === this.asked && !subject.pinned
+            ? subject.positions.at(-1)
+            : null,
       fadedFrom: decoded ? this.step : Infinity,
       focus: asks ? subject.positions.at(-1) : (answer?.top[0]?.[0] ?? null),
     };
@@ -267,7 +291,6 @@ export class Explorer {
   /** The callbacks of a text. */
   callbacksOf(axis) {
     return {
-      scale: () => this.scale,
       look: () => this.look,
       pictures: () => this.pictures,
       pin: (position) => position !== null && this.pin(axis.name, position),
@@ -281,7 +304,8 @@ export class Explorer {
   /** The position under the cursor; null if it is elsewhere. */
   cursorOn(axis) {
     const { attention, state } = this;
-    if (axis.name === attention.queries && Number.isInteger(state.cursor?.q)) return state.cursor.q + attention.first[0];
+    if (axis.name === attention.queries && Number.isInteger(state.cursor?.q))
+      return state.cursor.q + attention.first[0];
     if (axis.name === attention.keys && Number.isInteger(state.cursor?.k)) return state.cursor.k + attention.first[1];
     return null;
   }
@@ -334,13 +358,16 @@ export class Explorer {
 
   /** Decodes up to this step. Over a picture or sound, what the word of the step looks at is shown instead of pins. */
   goToStep(step) {
-    const follow = this.pictured && this.stepped ? { pins: this.state.pins.filter((pin) => pin.axis === this.pictured.reads), direction: "at" } : {};
+    const follow =
+      this.pictured && this.stepped
+        ? { pins: this.state.pins.filter((pin) => pin.axis === this.pictured.reads), direction: "at" }
+        : {};
     this.store.set({ ...follow, step: step >= this.steps ? null : step });
   }
 }
 
 /** Attentions of one kind, layer by layer: the tabs of the atlas. */
-function groupsOf(attentions) {
+function groupAttentions(attentions) {
   const groups = new Map();
   for (const attention of attentions) {
     const key = `${attention.part}.${attention.kind}`;

@@ -1,8 +1,8 @@
 // The part of the map that is on the screen: converts between cells and pixels.
 
-import { between } from "../draw/elements.js";
+import { clamp } from "../data/number_format.js";
 
-export const LARGEST_CELL = 72;
+const LARGEST_CELL = 72;
 const CLOSEST_CELL = 96;
 const ROOMY_CELL = 22; // in which a number fits
 
@@ -29,7 +29,8 @@ export class Viewport {
     const ratio = Math.max(down / across, across / down);
     const least = Math.min(down, across);
     if (ratio > 4) return [down, across];
-    if (least < ROOMY_CELL && Math.max(this.queries, this.keys) <= 64) return [Math.min(down, 2 * least), Math.min(across, 2 * least)];
+    if (least < ROOMY_CELL && Math.max(this.queries, this.keys) <= 64)
+      return [Math.min(down, 2 * least), Math.min(across, 2 * least)];
     return [least, least];
   }
 
@@ -82,7 +83,7 @@ export class Viewport {
   zoom(factor, x = this.width / 2, y = this.height / 2) {
     const fit = this.fitCell;
     const most = Math.max(CLOSEST_CELL, ...fit);
-    const wanted = between(1, (this.cell[0] / fit[0]) * factor, Math.max(most / fit[0], most / fit[1]));
+    const wanted = clamp(1, (this.cell[0] / fit[0]) * factor, Math.max(most / fit[0], most / fit[1]));
     const place = [this.start[0] + y / this.cell[0], this.start[1] + x / this.cell[1]];
     this.cell = fit.map((size) => Math.min(size * wanted, most));
     this.start = [place[0] - y / this.cell[0], place[1] - x / this.cell[1]];
@@ -106,8 +107,8 @@ export class Viewport {
   /** Keeps the map on the screen; a smaller one is centred horizontally and aligned to the top. */
   settle() {
     const seen = [this.height / this.cell[0], this.width / this.cell[1]];
-    const top = seen[0] >= this.queries ? 0 : between(0, this.start[0], this.queries - seen[0]);
-    const left = seen[1] >= this.keys ? (this.keys - seen[1]) / 2 : between(0, this.start[1], this.keys - seen[1]);
+    const top = seen[0] >= this.queries ? 0 : clamp(0, this.start[0], this.queries - seen[0]);
+    const left = seen[1] >= this.keys ? (this.keys - seen[1]) / 2 : clamp(0, this.start[1], this.keys - seen[1]);
     this.start = [top, left];
   }
 

@@ -30,17 +30,25 @@ function followingLanguage() {
 
 /** A phrase with its blanks filled: say("stepOf", {step: 4, steps: 9}); "{count|part|parts}" chooses by a number. */
 export function say(key, blanks = {}) {
-  const phrase = chooseForms(phrases[key] ?? ENGLISH[key] ?? key, blanks);
-  return phrase.replace(/\{(\w+)\}/g, (whole, blank) => (blank in blanks ? String(blanks[blank]) : whole));
+  const fill = (whole, blank) => (blank in blanks ? String(blanks[blank]) : whole);
+  return chooseForms(key, blanks).replace(/\{(\w+)\}/g, fill);
 }
 
-function chooseForms(phrase, blanks) {
-  return phrase.replace(/\{(\w+)\|([^|}]*)\|([^|}]*)\}/g, (_, blank, one, more) => (String(blanks[blank]) === "1" ? one : more));
+/** A phrase with its singular or plural forms. A text of several sentences is a list of them. */
+function chooseForms(key, blanks) {
+  const choose = (_, blank, single, plural) => (String(blanks[blank]) === "1" ? single : plural);
+  return joinSentences(phrases[key] ?? ENGLISH[key] ?? key).replace(/\{(\w+)\|([^|}]*)\|([^|}]*)\}/g, choose);
+}
+
+function joinSentences(text) {
+  return Array.isArray(text) ? text.join(phrases.space) : text;
 }
 
 /** The same with elements in the blanks: a list of strings and elements. */
 export function sayAround(key, blanks) {
-  return chooseForms(phrases[key] ?? ENGLISH[key], blanks).split(/\{(\w+)\}/).map((part, place) => (place % 2 ? blanks[part] : part));
+  return chooseForms(key, blanks)
+    .split(/\{(\w+)\}/)
+    .map((part, place) => (place % 2 ? blanks[part] : part));
 }
 
 /** The translation of an English message of the server, with its blanks; null if the table does not have it. */
@@ -70,7 +78,7 @@ export function sayRole(role) {
 
 /** One line that explains a term of the page; of roles, "role.previous". */
 export function sayTerm(key) {
-  return key.startsWith("role.") ? (phrases.roleLines[key.slice(5)] ?? "") : (phrases.terms[key] ?? "");
+  return joinSentences((key.startsWith("role.") ? phrases.roleLines[key.slice(5)] : phrases.terms[key]) ?? "");
 }
 
 /** The keys of all terms, those of roles last. */
@@ -85,10 +93,10 @@ export function sayDoing(role) {
 
 /** The text of a step of the tour; a dark page has other shades. */
 export function sayTour(key, dark) {
-  return phrases.tour[key].replace("{shade}", say(dark ? "brightCells" : "darkCells"));
+  return joinSentences(phrases.tour[key]).replace("{shade}", say(dark ? "brightCells" : "darkCells"));
 }
 
-/** Sets the phrases of elements marked data-say (text), data-hint (placeholder) and data-label (ARIA label, tooltip). */
+/** Sets the phrases of elements: data-say is text, data-hint a placeholder, data-label the ARIA label and tooltip. */
 export function translate(root) {
   for (const element of root.querySelectorAll("[data-say]")) element.textContent = say(element.dataset.say);
   for (const element of root.querySelectorAll("[data-hint]")) element.placeholder = say(element.dataset.hint);

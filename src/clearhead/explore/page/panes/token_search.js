@@ -1,4 +1,4 @@
-// Searches tokens by their text, on both axes of the map.
+// Finder: searches tokens by their text, on both axes of the map.
 
 import { byId } from "../draw/elements.js";
 import { say } from "../words/languages.js";
@@ -31,7 +31,9 @@ export class Finder {
   search(text) {
     const { attention, axes } = this.explorer;
     const names = [...new Set([attention.queries, attention.keys])];
-    this.found = text ? names.flatMap((name) => axes[name].find(text).map((positions) => ({ axis: axes[name], positions }))) : [];
+    this.found = text
+      ? names.flatMap((name) => axes[name].find(text).map((positions) => ({ axis: axes[name], positions })))
+      : [];
     this.place = -1;
     this.go(1);
   }
