@@ -19,8 +19,8 @@ from clearhead.errors import DataError, LensError, RecordError
 from clearhead.explore import Scene, figures
 from clearhead.explore.figures import figure_set
 from clearhead.explore.figures.media_figures import blend_overlay
+from clearhead.explore.head_summaries import measure_information
 from clearhead.explore.live_model import LiveModel
-from clearhead.explore.opening_head import measure_information
 from clearhead.explore.page_requests import MAX_BODY, MAX_FILE_BODY, PageRequests
 from clearhead.explore.token_axis import Axis
 from clearhead.predictor import Predictor

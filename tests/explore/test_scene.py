@@ -11,10 +11,8 @@ import clearhead
 from clearhead import Mask, Record
 from clearhead.errors import RecordError
 from clearhead.explore import Axis, Scene, from_weights
-from clearhead.explore.head_summaries import add_effects, summarise_heads
-from clearhead.explore.opening_head import measure_agreement
+from clearhead.explore.head_summaries import add_effects, measure_agreement, summarise_heads
 from clearhead.explore.token_axis import encode_png_url
-from clearhead.lens.analysis.roles import HeadRoles
 from clearhead.lens.record.attention_views import Forward, Sight
 from clearhead.lens.record.call_metadata import CallMetadata
 from tests.explore.records import drawn, translator, weights_of, writer
@@ -203,9 +201,6 @@ def test_a_head_without_numbers_is_named_so_and_one_without_a_role_has_no_score(
     heads = Scene(record).to_json()["attentions"][0]["heads"]
     assert [head["role"] for head in heads] == ["itself", "no numbers", "no numbers"]
     assert [heads[place][one] for place in (1, 2) for one in ("score", "entropy", "peak")] == [None] * 6
-    known = HeadRoles([("encoder.0.self", head, {"induction": 0.9}) for head in range(3)])
-    roles = [one["role"] for one in summarise_heads(record["encoder.0.self"], 0, roles=known)]
-    assert roles == ["induction", "no numbers", "no numbers"]
     assert Scene(from_weights(weights[[2, 0]], [*"abcdefg"])).to_json()["start"]["head"] == 1
 
 
@@ -252,11 +247,8 @@ def test_delimiters_are_known_from_the_text():
     assert summarise_heads(seen, 0, Axis.text(texts).find_delimiters())[0]["role"] == "delimiter"
 
 
-def test_roles_and_effects_that_were_measured_elsewhere_win():
-    seen = looking_at(list(range(7)))
-    roles = HeadRoles([("some", 0, {"induction": 0.9})])
-    one = add_effects(summarise_heads(seen, 0, roles=roles), [0.25])[0]
-    assert (one["role"], one["score"], one["effect"]) == ("induction", 0.9, 0.25)
+def test_effects_are_added_to_the_summaries():
+    assert add_effects(summarise_heads(looking_at(list(range(7))), 0), [0.25])[0]["effect"] == 0.25
 
 
 def test_every_call_and_every_sample_is_a_view():

@@ -81,7 +81,7 @@ class AttentionMap:
         return height, width
 
     def sum_overview(self, head: int, pixels: int = OVERVIEW) -> Grid:
-        """The whole attention in at most so many pixels a side."""
+        """The whole attention in at most `pixels` pixels a side."""
         blocks, (queries, keys) = self.overview_blocks(pixels), self._all_positions()
         if self.sight.blocks[0]:
             return self._sum_map(head, queries, keys, blocks)
@@ -96,7 +96,7 @@ class AttentionMap:
         return self.sight.kept is not None and LARGE < size <= MAX_EXACT**2
 
     def sum_window(self, head: int, queries: range, keys: range, blocks: tuple[int, int]) -> Grid:
-        """These queries and keys in blocks of so many queries and keys.
+        """These queries and keys in `blocks` of queries and keys.
 
         From q and k if they were kept, for at most 8,192 × 8,192 weights. Otherwise in whole pixels of the recorded
         map: area and blocks then grow to the next multiples of its pixels. Many weights in blocks that are such
@@ -127,13 +127,14 @@ class AttentionMap:
         return Grid(_mark_hidden(sums, hidden), blocks, True, (queries, keys))
 
     def _sum_map(self, head: int, queries: range, keys: range, blocks: tuple[int, int]) -> Grid:
-        area = [_widen_to_pixels(*one) for one in zip((queries, keys), self.first, self.ends, self.blocks, strict=True)]
-        places = [
+        sides = zip((queries, keys), self.first, self.ends, self.blocks, strict=True)
+        area = [_widen_to_pixels(*side) for side in sides]
+        rows, columns = (
             slice((part.start - first) // pixel, -(-(part.stop - first) // pixel))
             for part, first, pixel in zip(area, self.first, self.blocks, strict=True)
-        ]
+        )
         together = [max(1, -(-block // pixel)) for block, pixel in zip(blocks, self.blocks, strict=True)]
-        sums = sum_blocks(sum_blocks(self._read_map(head)[places[0], places[1]], together[0], 0), together[1], 1)
+        sums = sum_blocks(sum_blocks(self._read_map(head)[rows, columns], together[0], 0), together[1], 1)
         height, width = (count * pixel for count, pixel in zip(together, self.blocks, strict=True))
         if self.sight.kept is not None:
             sums = _mark_hidden(sums, self.windows(head).find_hidden_blocks(area[0], area[1], (height, width)))
@@ -153,22 +154,22 @@ class AttentionMap:
         if self.exact:
             weights = self._read_map(head)[query - self.first[0]]
             return WeightLine(weights, _find_largest(weights, 0))
-        place, found = self.sight.place_of(head), (self.sight.queries == query).nonzero()
-        if not len(found):
+        measured = (self.sight.queries == query).nonzero()
+        if not len(measured):
             return WeightLine(None, [])
-        keys, values = (t[self.sample, place, int(found[0])] for t in (self.sight.top_keys, self.sight.top_weights))
-        return WeightLine(None, [(int(key), float(value)) for key, value in zip(keys, values, strict=True) if key >= 0])
+        row = (self.sample, self.sight.place_of(head), int(measured[0]))
+        pairs = zip(self.sight.top_keys[row].tolist(), self.sight.top_weights[row].tolist(), strict=True)
+        return WeightLine(None, [(key, weight) for key, weight in pairs if key >= 0])
 
     def compute_column(self, head: int, key: int) -> WeightLine:
         """The weights that all queries give to the key at this position."""
-        first, count = self.first[0], self.counts[0]
         if self.sight.kept is not None:
-            weights = self._sum_exact(head, range(first, first + count), range(key, key + 1), (1, 1)).sums[:, 0]
+            weights = self._sum_exact(head, self._all_positions()[0], range(key, key + 1), (1, 1)).sums[:, 0]
         elif self.exact:
             weights = self._read_map(head)[:, key]
         else:
             return WeightLine(None, [])
-        return WeightLine(weights, _find_largest(weights, first))
+        return WeightLine(weights, _find_largest(weights, self.first[0]))
 
     def compute_received(self, head: int) -> Float[Tensor, " keys"]:
         """The sum over all queries of the weight on each key."""
@@ -186,7 +187,7 @@ class AttentionMap:
             return None
         positions = torch.arange(self.first[0], self.ends[0])
         measured = torch.searchsorted(self.sight.queries, positions).clamp(max=len(self.sight.queries) - 1)
-        return self._select_sample(visible)[:, measured]
+        return _select_sample(visible, self.sample)[:, measured]
 
     def count_seeing_queries(self) -> Int[Tensor, "heads keys"] | None:
         """How many queries see each key, one row for all heads if they agree; None in records that do not say.
@@ -194,11 +195,9 @@ class AttentionMap:
         If only every n-th query was measured, the number is estimated from those.
         """
         seen_by = self.sight.seen_by
-        return None if seen_by is None else (self._select_sample(seen_by) * self.step).clamp(max=self.counts[0])
-
-    def _select_sample(self, counts: Int[Tensor, "batch heads tokens"]) -> Int[Tensor, "heads tokens"]:
-        own = counts[self.sample if len(counts) > 1 else 0]
-        return own[:1] if bool((own == own[:1]).all()) else own
+        if seen_by is None:
+            return None
+        return (_select_sample(seen_by, self.sample) * self.step).clamp(max=self.counts[0])
 
     def draw_thumbnails(self) -> NDArray[np.uint8]:
         """A picture of every head, (heads, 24, 24): the square root of the weights, scaled to 255.
@@ -221,7 +220,7 @@ class AttentionMap:
         return pictures
 
     def _all_positions(self) -> tuple[range, range]:
-        return range(self.first[0], self.first[0] + self.counts[0]), range(self.counts[1])
+        return range(self.first[0], self.ends[0]), range(self.counts[1])
 
     def _clip(self, queries: range, keys: range) -> tuple[range, range]:
         return tuple(  # type: ignore[return-value]
@@ -231,15 +230,15 @@ class AttentionMap:
 
     def _read_map(self, head: int) -> Float[Tensor, "rows columns"]:
         """The recorded map; multiplied if only every n-th query was measured."""
-        place = self.sight.place_of(head)
-        base = self.sight.map[self.sample, place]
+        index = self.sight.place_of(head)
+        base = self.sight.map[self.sample, index]
         if self.step > 1:
             return base * self.step
         visible = self.sight.visible
         if self.blocks != (1, 1) or visible is None:
             return base
-        own = self._select_sample(visible)
-        seen = own[place if len(own) > 1 else 0]
+        counts = _select_sample(visible, self.sample)
+        seen = counts[index if len(counts) > 1 else 0]
         empty = base == 0  # if they are as many as the mask hides, they are those
         hidden = empty & (empty.sum(-1) == self.counts[1] - seen)[:, None]
         later = torch.ones_like(empty).triu(1)
@@ -256,6 +255,12 @@ def _widen_to_pixels(part: range, first: int, end: int, pixel: int) -> range:
     """
     stop = first + -(-(part.stop - first) // pixel) * pixel
     return range(part.start - (part.start - first) % pixel, min(end, stop))
+
+
+def _select_sample(counts: Int[Tensor, "batch heads tokens"], sample: int) -> Int[Tensor, "heads tokens"]:
+    """The counts of a sample, one row for all heads if they agree."""
+    counts = counts[sample if len(counts) > 1 else 0]
+    return counts[:1] if bool((counts == counts[:1]).all()) else counts
 
 
 def _mark_hidden(
@@ -278,6 +283,6 @@ def _share_cells(count: int, cells: int) -> Float[Tensor, "cells pixels"]:
 
 
 def _find_largest(weights: Float[Tensor, " tokens"], first: int) -> list[tuple[int, float]]:
-    values, places = weights.nan_to_num(-1.0, -1.0, -1.0).topk(min(TOP, len(weights)))
-    pairs = zip(places.tolist(), values.tolist(), strict=True)
-    return [(place + first, value) for place, value in pairs if value > 0]
+    values, tokens = weights.nan_to_num(-1.0, -1.0, -1.0).topk(min(TOP, len(weights)))
+    pairs = zip(tokens.tolist(), values.tolist(), strict=True)
+    return [(token + first, value) for token, value in pairs if value > 0]

@@ -1,14 +1,15 @@
-"""Summaries of heads from a record alone: role, mean entropy, distance, sink, peak; and the colours of roles."""
+"""Summaries of heads from a record alone: role, mean entropy, distance, sink, peak; and the head to show first."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from clearhead.explore.attention_map import AttentionMap
 from clearhead.explore.scene_json import HeadJson
 from clearhead.lens.analysis.roles import NEAR, NONE, ROLES, HeadRoles, counts_queries
 from clearhead.lens.record.attention_views import Sight
@@ -17,6 +18,7 @@ ALIGNMENT = "alignment"  # the role of cross-attention heads that point at the s
 ALIGNMENT_THRESHOLD = 0.5
 BROKEN = "no numbers"  # instead of the role of a head with weights that are NaN or infinite
 LESS_THAN_ONE = 0.999  # rows whose weights sum to less leave some attention to sinks
+CONTENT_ROLES = ("induction", "duplicate")  # which follow the tokens, not their positions
 
 # The role's colour on light and dark ground, after Okabe and Ito; a test checks that page/draw/colours.js has the same.
 ROLE_COLOURS = {
@@ -35,58 +37,45 @@ ROLE_COLOURS = {
 }
 
 
-def summarise_heads(
-    sight: Sight,
-    sample: int,
-    delimiters: Sequence[bool] | None = None,
-    *,
-    roles: HeadRoles | None = None,
-) -> list[HeadJson]:
-    """One summary a head. `delimiters` says which keys are punctuation; `roles` that were measured before are kept.
+def summarise_heads(sight: Sight, sample: int, delimiters: Sequence[bool] | None = None) -> list[HeadJson]:
+    """One summary a head; `delimiters` says which keys are punctuation.
 
-    A head with weights that are no finite numbers has no role, whatever was measured before.
+    A head with weights that are no finite numbers has no role.
     """
     seeing = sight.logsumexp[sample] > -math.inf
     measures = (sight.entropy, sight.distance, sight.first, sight.peak)
     entropy, distance, sink, peak = (mean_over_queries(values[sample], seeing) for values in measures)
-    named = _known_roles(roles, sight) or _measure_roles(sight, sample, seeing, delimiters)
-    finite = (sight.peak[sample].isfinite() & sight.entropy[sample].isfinite()).all(-1).tolist()
-    named = [one if known else (BROKEN, math.nan) for one, known in zip(named, finite, strict=True)]
     most = mean_over_queries(_bound_entropy(sight, sample, seeing), seeing)
-    return [
-        {
-            "number": head,
-            "role": named[place][0],
-            "score": None if named[place][0] == NONE else round_for_json(named[place][1]),
-            "entropy": round_for_json(float(entropy[place])),
-            "most_entropy": round_for_json(float(most[place])),
-            "distance": round_for_json(float(distance[place])),
-            "sink": round_for_json(float(sink[place])),
-            "peak": round_for_json(float(peak[place])),
-            "effect": None,
-        }
-        for place, head in enumerate(sight.heads)
-    ]
+    finite = (sight.peak[sample].isfinite() & sight.entropy[sample].isfinite()).all(-1).tolist()
+    summaries = list[HeadJson]()
+    for index, (role, score) in enumerate(_measure_roles(sight, sample, seeing, delimiters)):
+        role, score = (role, score) if finite[index] else (BROKEN, math.nan)
+        summaries.append(
+            {
+                "number": sight.heads[index],
+                "role": role,
+                "score": None if role == NONE else round_for_json(score),
+                "entropy": round_for_json(entropy[index]),
+                "most_entropy": round_for_json(most[index]),
+                "distance": round_for_json(distance[index]),
+                "sink": round_for_json(sink[index]),
+                "peak": round_for_json(peak[index]),
+                "effect": None,
+            }
+        )
+    return summaries
 
 
 def add_effects(heads: Sequence[HeadJson], effects: Sequence[float] | None) -> list[HeadJson]:
     """The summaries with the effect of each head on the loss, where it was measured."""
     if effects is None:
         return list(heads)
-    return [{**head, "effect": round_for_json(float(effects[head["number"]]))} for head in heads]
+    return [{**head, "effect": round_for_json(effects[head["number"]])} for head in heads]
 
 
-def round_for_json(value: float) -> float | None:
+def round_for_json(value: float | Float[Tensor, ""]) -> float | None:
     """Five significant digits; None for NaN and infinity, which JSON does not have."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-def _known_roles(roles: HeadRoles | None, sight: Sight) -> list[tuple[str, float]]:
-    if roles is None:
-        return []
-    named = {(one.name, one.head): one for one in roles.heads}
-    own = [named.get((sight.name, head)) for head in sight.heads]
-    return [(one.role, one.score) for one in own if one is not None] if all(own) else []
+    return float(f"{float(value):.5g}") if math.isfinite(value) else None
 
 
 def _measure_roles(
@@ -97,9 +86,9 @@ def _measure_roles(
     Weights on neighbours come from the top keys: any weight above 1/8 is among the eight largest.
     """
     visible = _count_visible(sight, sample)
-    real = {role: seeing & counts_queries(role, visible) for role in ROLES}
-    scores: dict[str, Tensor] = {"first": mean_over_queries(sight.first[sample], real["first"])}
-    scores["broad"] = mean_over_queries(sight.entropy[sample] / visible.clamp(min=2).log(), real["broad"])
+    counted = {role: seeing & counts_queries(role, visible) for role in ROLES}
+    scores: dict[str, Tensor] = {"first": mean_over_queries(sight.first[sample], counted["first"])}
+    scores["broad"] = mean_over_queries(sight.entropy[sample] / visible.clamp(min=2).log(), counted["broad"])
     if delimiters is not None and any(delimiters) and sight.received is not None:
         marks = torch.tensor(list(delimiters)[: sight.keys], dtype=torch.bool)
         received = sight.received[sample]
@@ -109,27 +98,30 @@ def _measure_roles(
         weights = sight.top_weights[sample]  # 0 where there is no key
         for role, step in (("previous", -1), ("itself", 0), ("next", 1)):
             inside = (sight.queries + step >= 0) & (sight.queries + step < sight.keys)
-            scores[role] = mean_over_queries((weights * (apart == step)).sum(-1), real[role] & inside)
+            scores[role] = mean_over_queries((weights * (apart == step)).sum(-1), counted[role] & inside)
         local = (weights * (apart.abs_() <= NEAR)).sum(-1)
-        scores["local"] = mean_over_queries(local, real["local"])
-    named = HeadRoles(
-        (sight.name, place, {role: float(value[place]) for role, value in scores.items() if value[place] > -1})
-        for place in range(len(sight.heads))
-    )
-    found = [(one.role, one.score) for one in named.heads]
-    return [_check_alignment(sight, sample, place, *one) for place, one in enumerate(found)] if sight.cross else found
+        scores["local"] = mean_over_queries(local, counted["local"])
+    heads = HeadRoles(
+        (sight.name, index, {role: float(value[index]) for role, value in scores.items() if value[index] > -1})
+        for index in range(len(sight.heads))
+    ).heads
+    roles = [(head.role, head.score) for head in heads]
+    if not sight.cross:
+        return roles
+    return [_check_alignment(sight, sample, index, role) for index, role in enumerate(roles)]
 
 
-def _check_alignment(sight: Sight, sample: int, place: int, role: str, score: float) -> tuple[str, float]:
+def _check_alignment(sight: Sight, sample: int, index: int, role: tuple[str, float]) -> tuple[str, float]:
     """The role "alignment" for a cross-attention head with sharp peaks on many keys, else its role so far."""
-    keys = sight.peak_key[sample, place]
+    keys = sight.peak_key[sample, index]
     seeing = keys >= 0
-    if int(seeing.sum()) < 2:
-        return role, score
-    spread = len(keys[seeing].unique()) / min(int(seeing.sum()), max(int(_count_visible(sight, sample).max()), 1))
-    value = float(sight.peak[sample, place][seeing].mean()) * spread
-    special = role in ROLES and ROLES[role].rank < ROLES["broad"].rank
-    return (ALIGNMENT, value) if value >= ALIGNMENT_THRESHOLD and not special else (role, score)
+    queries = int(seeing.sum())
+    if queries < 2:
+        return role
+    spread = len(keys[seeing].unique()) / min(queries, max(int(_count_visible(sight, sample).max()), 1))
+    score = float(sight.peak[sample, index][seeing].mean()) * spread
+    special = role[0] in ROLES and ROLES[role[0]].rank < ROLES["broad"].rank
+    return (ALIGNMENT, score) if score >= ALIGNMENT_THRESHOLD and not special else role
 
 
 def _bound_entropy(sight: Sight, sample: int, seeing: Bool[Tensor, "heads queries"]) -> Float[Tensor, "heads queries"]:
@@ -145,11 +137,10 @@ def _bound_entropy(sight: Sight, sample: int, seeing: Bool[Tensor, "heads querie
 
 def _count_visible(sight: Sight, sample: int) -> Int[Tensor, "#heads queries"]:
     """How many keys each query sees; all of them in records that do not say."""
-    visible = sight.visible
-    if visible is None:
+    if sight.visible is None:
         return torch.full((1, len(sight.queries)), sight.keys)
-    own: Tensor = visible[sample if len(visible) > 1 else 0]
-    return own
+    counts: Tensor = sight.visible[sample if len(sight.visible) > 1 else 0]
+    return counts
 
 
 def mean_over_queries(values: Float[Tensor, "heads queries"], counted: Bool[Tensor, "..."]) -> Float[Tensor, " heads"]:
@@ -158,3 +149,94 @@ def mean_over_queries(values: Float[Tensor, "heads queries"], counted: Bool[Tens
     number = counted.sum(-1)
     mean = (values.double() * counted).sum(-1) / number.clamp(min=1)
     return mean.masked_fill(number == 0, -math.inf)
+
+
+def choose_opening_head(
+    maps: Mapping[str, AttentionMap], heads: Mapping[str, Sequence[HeadJson]], *, pictured: bool = False
+) -> tuple[str, int]:
+    """The name and head: the best alignment, else one of the last cross-attention.
+
+    The best has the largest score times agreement with the other heads; among equals, the one in a later layer. Over
+    patches and frames it is the head with the largest mutual information of words and places. Without cross-attention
+    it is the one with the largest mutual information of queries and keys among the heads that follow more than the
+    position: induction and duplicate heads first, then those without a role.
+    """
+    crossing = [name for name, attention in maps.items() if attention.sight.cross]
+    sights, samples = [maps[name].sight for name in crossing], [maps[name].sample for name in crossing]
+    if pictured and crossing:
+        return find_most_informative(sights, samples)
+    agreements = measure_agreement(sights, samples)
+    scored = [
+        (round((head["score"] or 0.0) * agreement, 2), layer, name, head["number"])
+        for layer, name in enumerate(crossing)
+        for head, agreement in zip(heads[name], agreements[layer], strict=True)
+        if head["role"] == ALIGNMENT
+    ]
+    if scored:
+        _, _, name, number = max(scored, key=lambda score: score[:2])
+        return name, number
+    if not crossing and (telling := _find_telling_head(maps, heads)) is not None:
+        return telling
+    name = crossing[-1] if crossing else next(iter(maps))
+    named = [head for head in heads[name] if head["role"] not in (NONE, BROKEN)] or heads[name]
+    return name, named[0]["number"] if named else 0
+
+
+def _find_telling_head(
+    maps: Mapping[str, AttentionMap], heads: Mapping[str, Sequence[HeadJson]]
+) -> tuple[str, int] | None:
+    """The head with the most information that positions alone do not give; None if all heads are positional."""
+    scored = [
+        (head["role"] in CONTENT_ROLES, round(information, 2), layer, name, head["number"])
+        for layer, (name, attention) in enumerate(maps.items())
+        if attention.sight.map.numel()
+        for head, information in zip(heads[name], measure_information(attention.sight, attention.sample), strict=True)
+        if head["role"] in (*CONTENT_ROLES, NONE) and not math.isnan(information)
+    ]
+    return max(scored)[3:] if scored else None
+
+
+def measure_agreement(sights: Sequence[Sight], samples: Sequence[int]) -> list[list[float]]:
+    """How far each head has its peaks at the same queries and keys as the other heads: one number per head, 0 to 1.
+
+    Of the peaks of all other heads on a key, the share at queries where this head has its peak there too. A head that
+    follows the word read is one step behind those that follow the word written. 1 for a single head.
+    """
+    heads = [len(sight.heads) for sight in sights]
+    if len({(len(sight.queries), sight.keys) for sight in sights}) != 1 or sum(heads) < 2:
+        return [[1.0] * count for count in heads]
+    pairs = list(zip(sights, samples, strict=True))
+    keys = torch.cat([sight.peak_key[sample] for sight, sample in pairs]).long()
+    seeing = keys >= 0
+    keys, peaks = keys.clamp(min=0), torch.cat([sight.peak[sample] for sight, sample in pairs]).double() * seeing
+    _, cells = (torch.arange(keys.shape[1]) * sights[0].keys + keys).unique(return_inverse=True)
+    here = torch.zeros(int(cells.max()) + 1 if cells.numel() else 0, dtype=torch.double)
+    here = here.index_add(0, cells.flatten(), peaks.flatten())[cells] - peaks
+    ever = torch.zeros(len(keys), sights[0].keys, dtype=torch.double).scatter_add(1, keys, peaks)
+    others = (ever.sum(0) - ever).gather(1, keys)
+    shares = mean_over_queries(here / others.clamp(min=1e-9), seeing).clamp(min=0)
+    return [part.tolist() for part in shares.split(heads)]
+
+
+def find_most_informative(sights: Sequence[Sight], samples: Sequence[int]) -> tuple[str, int]:
+    """The name and head with the largest mutual information of queries and keys, by the maps of these attentions.
+
+    In it every query looks sharply, and each at other keys than the rest: the head to begin with where a word belongs
+    to many patches or frames, so that no single weight is large. The later one among equals.
+    """
+    scored = [
+        (information, layer, head)
+        for layer, (sight, sample) in enumerate(zip(sights, samples, strict=True))
+        for information, head in zip(measure_information(sight, sample), sight.heads, strict=True)
+    ]
+    _, layer, head = max(scored)
+    return sights[layer].name, head
+
+
+def measure_information(sight: Sight, sample: int) -> list[float]:
+    """For each head, the mutual information of queries and keys in nats, from its map."""
+    maps = sight.map[sample].float()
+    rows = maps / maps.sum(-1, keepdim=True).clamp(min=1e-12)
+    apart = torch.special.entr(rows.mean(-2)).sum(-1) - torch.special.entr(rows).sum(-1).mean(-1)
+    information: list[float] = apart.clamp(min=0).tolist()
+    return information

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import nn
 
 from clearhead.attention.positions import Learned
 from clearhead.errors import ConfigError, DataError, LensError
-from clearhead.explore.free_memory import free_memory_soon
 from clearhead.explore.model_lane import ModelLane, end_if_left
 from clearhead.explore.token_display import display_next_tokens, display_tokens
 from clearhead.lens.analysis.ablation import ablate, head_effects
@@ -24,7 +22,7 @@ from clearhead.lens.record.call_metadata import AnswerChange, CallMetadata
 from clearhead.model.inference_view import inference_view
 from clearhead.predictor import Predictor, describe_answer, look_at_traces, look_through
 from clearhead.tasks.media import PictureInput, SoundInput, media_from_json
-from clearhead.tasks.settings import option_names, validate
+from clearhead.tasks.settings import Options, option_names, validate
 from clearhead.tasks.trace import AnswerPart, ContinuableTracer, Trace, Tracer
 
 MAX_CHARACTERS = 100_000  # of a text that a page may send
@@ -44,11 +42,16 @@ class LiveModel:
     """
 
     def __init__(self, tracer: Tracer, name: str, **options: Any) -> None:
-        self.tracer, self.name, self.options = tracer, name, options
+        self.tracer, self.name = tracer, name
+        names = option_names(tracer.options, "look")
+        self.options = validate(tracer.options, {key: value for key, value in options.items() if key in names})
+        self.look_options = options
+        self.watch_options = {key: value for key, value in options.items() if key not in names}
         self.max_tokens = min(MAX_TOKENS, count_positions(tracer.model) or MAX_TOKENS)
         for module in tracer.model.modules():
             module.register_forward_pre_hook(end_if_left)
-        self.short, self.long = ModelLane(tracer), ModelLane(tracer.with_model(inference_view(tracer.model)))
+        self.short = ModelLane(tracer)
+        self.long = ModelLane(tracer.with_model(inference_view(tracer.model)), frees_memory=True)
 
     @classmethod
     def from_predictor(cls, predictor: Predictor, **options: Any) -> LiveModel:
@@ -57,19 +60,20 @@ class LiveModel:
             raise ConfigError(f"{predictor.task.name} does not trace its forward passes: there is nothing to look at")
         return cls(predictor.tracer, predictor.name, **options)
 
-    @contextmanager
-    def _turn(self, lane: ModelLane[Tracer]) -> Iterator[Tracer]:
-        """The tracer of a lane, for one request."""
-        try:
-            with lane.turn() as tracer:
-                yield tracer
-        finally:
-            if lane is self.long:
-                free_memory_soon()
+    @property
+    def input_kind(self) -> str:
+        """What it takes: "text", "picture" or "sound"."""
+        return self.tracer.inputs.kind
 
-    def _choose_lane(self, record: Record) -> ModelLane[Tracer]:
-        tokens = sum(ids.shape[1] for call in record.calls for ids in call.ids.values())
-        return self.long if tokens > LONG_RECORD else self.short
+    @property
+    def samples(self) -> bool:
+        """Whether the model draws its tokens at random, so that a small change can lead to quite another text."""
+        return isinstance(self.tracer, ContinuableTracer) and self.tracer.samples(self.options)
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether the model writes token by token, so that it can go on from another token."""
+        return isinstance(self.tracer, ContinuableTracer)
 
     def look(self, text: Any, **options: Any) -> Record:
         """A record of this text, or of a file by its path or content."""
@@ -77,27 +81,21 @@ class LiveModel:
             raise DataError(f"the text has {len(text):,} characters; the page takes {MAX_CHARACTERS:,} at most")
         return self._look(text, isinstance(text, str) and len(text) > LONG_TEXT, **options)
 
-    def _look(self, text: Any, long: bool, **options: Any) -> Record:
-        with self._turn(self.long if long else self.short) as tracer:
-            return look_through(tracer, text, name=self.name, **{**self.options, **options})
-
-    def check_length(self, traces: Sequence[Trace]) -> None:
-        """Raises DataError for more tokens than a page may ask for; `look(text, check=live.check_length)`."""
-        longest = max((len(tokens) for trace in traces for tokens in trace.reads.values()), default=0)
-        if longest > self.max_tokens:
-            raise DataError(f"the text has {longest:,} tokens; the page takes {self.max_tokens:,} at most")
-        every = sum(len(tokens) for trace in traces for tokens in trace.reads.values())
-        if every > 2 * MAX_TOKENS:
-            raise DataError(f"text and answer have {every:,} tokens; the page takes {2 * MAX_TOKENS:,} at most")
-
-    @property
-    def input_kind(self) -> str:
-        """What it takes: "text", "picture" or "sound"."""
-        return self.tracer.inputs.kind
-
     def look_at_file(self, name: str, content: bytes) -> Record:
         """A record of a picture or sound that a page has sent; `name` is only shown, no file of it is opened."""
         return self._look(self.tracer.inputs.decode_file(name, content), len(content) > LONG_FILE)
+
+    def _look(self, text: Any, long: bool, **options: Any) -> Record:
+        with (self.long if long else self.short).turn() as tracer:
+            return look_through(tracer, text, name=self.name, **{**self.look_options, **options})
+
+    def check_length(self, traces: Sequence[Trace]) -> None:
+        """Raises DataError for more tokens than a page may ask for; `look(text, check=live.check_length)`."""
+        lengths = [len(tokens) for trace in traces for tokens in trace.reads.values()]
+        if max(lengths, default=0) > self.max_tokens:
+            raise DataError(f"the text has {max(lengths):,} tokens; the page takes {self.max_tokens:,} at most")
+        if sum(lengths) > 2 * MAX_TOKENS:
+            raise DataError(f"text and answer have {sum(lengths):,} tokens; the page takes {2 * MAX_TOKENS:,} at most")
 
     def answer_without(
         self,
@@ -118,25 +116,25 @@ class LiveModel:
             )
         for text, positions in (hidden or {}).items():
             tokens = ids[text].shape[1] if text in ids else 0
-            if outside := [place for place in positions if not 0 <= place < tokens]:
+            if outside := [position for position in positions if not 0 <= position < tokens]:
                 raise LensError(f"there is no token {outside[0]} of {text!r:.40}, which has {tokens:,}")
         return self._ablate(record, [call], heads, hidden or {})[0]
 
     def answer_without_each(
-        self, record: Record, calls: Sequence[int], progress: Callable[[int], None]
+        self, record: Record, calls: Sequence[int], progress: Callable[[], None]
     ) -> list[dict[str, dict[str, AnswerChange]]]:
         """The same for every single head, by attention and head number, for each of these calls of one text.
 
-        The model answers once for each head. `progress` is called with the number of heads that are done.
+        The model answers once for each head; `progress` is called after each.
         """
         first = record.calls[calls[0]]
-        found: list[dict[str, dict[str, AnswerChange]]] = [{name: {} for name in first.names} for _ in calls]
-        heads = [(name, head) for name in first.names for head in first[name].heads]
-        for done, (name, head) in enumerate(heads, start=1):
-            for one, ablation in zip(found, self._ablate(record, calls, {name: [head]}), strict=True):
-                one[name][str(head)] = ablation
-            progress(done)
-        return found
+        answers: list[dict[str, dict[str, AnswerChange]]] = [{name: {} for name in first.names} for _ in calls]
+        for name in first.names:
+            for head in first[name].heads:
+                for answers_of_call, answer in zip(answers, self._ablate(record, calls, {name: [head]}), strict=True):
+                    answers_of_call[name][str(head)] = answer
+                progress()
+        return answers
 
     def _ablate(
         self,
@@ -148,90 +146,42 @@ class LiveModel:
         """One result a call."""
         calls = [record.calls[number] for number in numbers]
         with (
-            self._turn(self._choose_lane(record)) as tracer,
+            self._choose_lane(record).turn() as tracer,
             torch.inference_mode(),
             hide(tracer.model, hidden),
             ablate(tracer.model, heads),
         ):
-            again = [self._repeat(tracer, one) for one in calls]
-            texts = self._answer_again(tracer, calls, numbers)
-        return [_compare_answers(*one, self.samples) for one in zip(calls, again, texts, strict=True)]
+            again = [_repeat(tracer, call) for call in calls]
+            texts = _answer_again(tracer, calls, numbers, self.options)
+        return [_compare_answers(*answers, self.samples) for answers in zip(calls, again, texts, strict=True)]
 
-    def _answer_again(self, tracer: Tracer, calls: Sequence[Forward], numbers: Sequence[int]) -> list[str | None]:
-        """The answers that the model gives now; None for those that were given to it.
+    def _choose_lane(self, record: Record) -> ModelLane[Tracer]:
+        tokens = sum(ids.shape[1] for call in record.calls for ids in call.ids.values())
+        return self.long if tokens > LONG_RECORD else self.short
 
-        A text that was read in several calls is answered once as a whole; an answer whose beginning was chosen begins
-        with that again.
+    def continue_answer(self, record: Record, number: int, step: int, choice: int) -> AnswerChange:
+        """The answer of a call with another token at a step, and what the model writes after that.
+
+        `choice` counts the most probable tokens at that step, which the record has.
         """
-        options = self._task_options()
-        if isinstance(tracer, ContinuableTracer) and any(one.about.forced for one in calls):
-            traces = [_restore_trace(one) for one in calls]
-            begins = [list(trace.writes[: trace.forced]) for trace in traces]
-            both = zip(traces, begins, strict=True)
-            return [tracer.continue_trace(*one, options=options).text for one in both]
-        if not any(one.about.text and not one.about.given for one in calls):
-            return [None] * len(calls)
-        given = calls[0].about.input if (media := _restore_media(calls[0])) is None else media
-        answers = tracer.traces(given, answer=None, options=options)
-        return [answers[number].text for number in numbers]
-
-    def _task_options(self) -> Any:
-        own = option_names(self.tracer.options, "look")
-        return validate(self.tracer.options, {name: value for name, value in self.options.items() if name in own})
-
-    @property
-    def samples(self) -> bool:
-        """Whether the model draws its tokens at random, so that a small change can lead to quite another text."""
-        return isinstance(self.tracer, ContinuableTracer) and self.tracer.samples(self._task_options())
-
-    @property
-    def can_continue(self) -> bool:
-        """Whether the model writes token by token, so that it can go on from another token."""
-        return isinstance(self.tracer, ContinuableTracer)
-
-    def continue_answer(self, record: Record, number: int, place: int, choice: int) -> AnswerChange:
-        """The answer of a call with another token at a place, and what the model writes after that.
-
-        `choice` counts the most probable tokens at that place, which the record has.
-        """
-        with self._turn(self._choose_lane(record)) as tracer:
-            old, new = self._continue(tracer, record, number, place, choice)
+        with self._choose_lane(record).turn() as tracer:
+            old, new = _continue(tracer, record.calls[number], step, choice, self.options)
             if old.prompt != new.prompt:  # within the prompt of a language model, of which a part is now the answer
                 assert isinstance(tracer, ContinuableTracer)
                 old = old._replace(text=tracer.written_text(old._replace(prompt=new.prompt)))
         return AnswerChange(new.text, old.text)
 
-    def look_at_continuation(self, record: Record, number: int, place: int, choice: int) -> Record:
+    def look_at_continuation(self, record: Record, number: int, step: int, choice: int) -> Record:
         """A record of the same input with the answer of `continue_answer`; other parts of a text stay as they were."""
-        with self._turn(self._choose_lane(record)) as tracer:
-            _, new = self._continue(tracer, record, number, place, choice)
-            given = record.calls[number].about.input or ""
-            parts = {n: _restore_trace(one) for n, one in enumerate(record.calls) if one.about.input == given}
-            own = option_names(self.tracer.options, "look")
-            options = {name: value for name, value in self.options.items() if name not in own}
-            traces = list({**parts, number: new}.values())
-            return look_at_traces(tracer, traces, given, name=self.name, **options)
-
-    @torch.inference_mode()
-    def _continue(self, tracer: Tracer, record: Record, number: int, place: int, choice: int) -> tuple[Trace, Trace]:
-        """The trace of a call, and the one that goes on from another token."""
-        call = record.calls[number]
-        if not isinstance(tracer, ContinuableTracer):
-            raise LensError("this model does not write token by token, so it cannot go on from another token")
-        choices, old = call.about.choices or [], _restore_trace(call)
-        if not 0 <= place < len(choices) or not 0 <= choice < len(choices[place]):
-            raise LensError(f"the record has no alternative {choice} at place {place}; it has {len(choices):,} places")
-        token = choices[place][choice]
-        new = tracer.continue_trace(old, [*old.writes[:place], token], options=self._task_options())
-        shown = display_tokens(tracer.pieces(list(old.reads)[-1], [token]))[0].shown
-        return old, new._replace(notes=[*new.notes, f"the model was made to write {shown}, and then went on by itself"])
-
-    def _repeat(self, tracer: Tracer, call: Forward) -> CallMetadata:
-        """The answer to a forward pass that was made before; nothing of a model that writes no tokens."""
-        trace = _restore_trace(call)
-        if not trace.writes:
-            return CallMetadata()
-        return describe_answer(tracer, trace, tracer.run(trace))
+        with self._choose_lane(record).turn() as tracer:
+            _, new = _continue(tracer, record.calls[number], step, choice, self.options)
+            text = record.calls[number].about.input or ""
+            traces = [
+                new if call is record.calls[number] else _restore_trace(call)
+                for call in record.calls
+                if call.about.input == text
+            ]
+            return look_at_traces(tracer, traces, text, name=self.name, **self.watch_options)
 
     def measure_effects(
         self, record: Record, number: int = 0, limit: float = MAX_SECONDS
@@ -240,12 +190,11 @@ class LiveModel:
         call = record.calls[number]
         if call.about.loss is None:
             return None
-
         lane = self._choose_lane(record)
-        with self._turn(lane) as tracer, torch.inference_mode():
+        with lane.turn() as tracer, torch.inference_mode():
 
             def loss() -> float:
-                value = self._repeat(tracer, call).loss
+                value = _repeat(tracer, call).loss
                 assert value is not None, "the recorded call has one"
                 return value
 
@@ -255,8 +204,8 @@ class LiveModel:
             heads = sum(len(call[name].heads) for name in call.names)
             if (time.perf_counter() - begin) * heads > limit:
                 return None
-            found = head_effects(tracer.model, loss, call.names, progress=lambda *_: lane.give_way())
-        return {name: effect.tolist() for name, effect in found.items()}
+            effects = head_effects(tracer.model, loss, call.names, progress=lambda *_: lane.give_way())
+        return {name: effect.tolist() for name, effect in effects.items()}
 
 
 def count_positions(model: nn.Module) -> int | None:
@@ -269,8 +218,48 @@ def count_positions(model: nn.Module) -> int | None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and (isinstance(module, Learned) or name.endswith(POSITION_TABLES)):
             unused = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there on
-            sizes.append(module.num_embeddings - int(getattr(module, "offset", unused)))
+            sizes.append(module.num_embeddings - vars(module).get("offset", unused))  # OPT and BART have an offset
     return min(sizes, default=None)
+
+
+def _repeat(tracer: Tracer, call: Forward) -> CallMetadata:
+    """The answer to a forward pass that was made before; nothing of a model that writes no tokens."""
+    trace = _restore_trace(call)
+    return describe_answer(tracer, trace, tracer.run(trace)) if trace.writes else CallMetadata()
+
+
+def _answer_again(
+    tracer: Tracer, calls: Sequence[Forward], numbers: Sequence[int], options: Options
+) -> list[str | None]:
+    """The answers that the model gives now; None for those that were given to it.
+
+    A text that was read in several calls is answered once as a whole; an answer whose beginning was chosen begins
+    with that again.
+    """
+    if isinstance(tracer, ContinuableTracer) and any(call.about.forced for call in calls):
+        traces = [_restore_trace(call) for call in calls]
+        return [
+            tracer.continue_trace(trace, list(trace.writes[: trace.forced]), options=options).text for trace in traces
+        ]
+    if not any(call.about.text and not call.about.given for call in calls):
+        return [None] * len(calls)
+    media = _restore_media(calls[0])
+    answers = tracer.traces(calls[0].about.input if media is None else media, answer=None, options=options)
+    return [answers[number].text for number in numbers]
+
+
+@torch.inference_mode()
+def _continue(tracer: Tracer, call: Forward, step: int, choice: int, options: Options) -> tuple[Trace, Trace]:
+    """The trace of a call, and the one that goes on from another token."""
+    if not isinstance(tracer, ContinuableTracer):
+        raise LensError("this model does not write token by token, so it cannot go on from another token")
+    choices, old = call.about.choices or [], _restore_trace(call)
+    if not 0 <= step < len(choices) or not 0 <= choice < len(choices[step]):
+        raise LensError(f"the record has no alternative {choice} at place {step}; it has {len(choices):,} places")
+    token = choices[step][choice]
+    new = tracer.continue_trace(old, [*old.writes[:step], token], options=options)
+    shown = display_tokens(tracer.pieces(list(old.reads)[-1], [token]))[0].shown
+    return old, new._replace(notes=[*new.notes, f"the model was made to write {shown}, and then went on by itself"])
 
 
 def _compare_answers(call: Forward, again: CallMetadata, text: str | None, sampled: bool) -> AnswerChange:

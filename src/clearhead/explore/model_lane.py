@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import sys
 import threading
 import time
 from collections import deque
@@ -13,16 +16,18 @@ from clearhead.errors import LensError
 
 ModelT = TypeVar("ModelT")
 CHECK_INTERVAL = 0.05  # seconds between two checks whether the page of a request has left
+FREE_DELAY = 1.0  # seconds after which requests that are being answered no longer hold tensors of the text before
 
 
 class ModelLane(Generic[ModelT]):
     """A queue for one model. A waiting request, or one under way, raises LensError once its page has left.
 
-    What runs is a model, or an object that runs one, such as its tracer.
+    What runs is a model, or an object that runs one, such as its tracer. With `frees_memory`, what a request used is
+    returned to the system after it.
     """
 
-    def __init__(self, model: ModelT) -> None:
-        self.model = model
+    def __init__(self, model: ModelT, *, frees_memory: bool = False) -> None:
+        self.model, self.frees_memory = model, frees_memory
         self._changed, self._queue = threading.Condition(), deque[object]()  # whoever is first may run the model
 
     @contextmanager
@@ -38,6 +43,8 @@ class ModelLane(Generic[ModelT]):
             with self._changed:
                 self._queue.remove(ticket)
                 self._changed.notify_all()
+            if self.frees_memory:
+                free_memory_soon()
 
     def give_way(self) -> None:
         """Within a turn: lets every request that waits run first, and then goes on."""
@@ -81,3 +88,28 @@ def end_if_left(*_: Any) -> None:
     _request.next_check = now + CHECK_INTERVAL
     if _request.has_left():
         raise LensError("cancelled: the page that asked for this has left")
+
+
+_free_soon = threading.Event()
+
+
+def free_memory_soon() -> None:
+    """Calls `free_memory` in a second, from another thread; once for all that ask for it meanwhile."""
+    if not _free_soon.is_set():
+        _free_soon.set()
+        timer = threading.Timer(FREE_DELAY, free_memory)
+        timer.daemon = True
+        timer.start()
+
+
+def free_memory() -> None:
+    """Frees unused objects, and returns free memory to the system.
+
+    A forward pass and its attentions refer to each other, so that only the garbage collector frees them. glibc keeps
+    what is freed below its largest blocks, a gigabyte after a few long texts.
+    """
+    _free_soon.clear()
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:  # musl has none
+        trim(0)

@@ -7,8 +7,8 @@ import hashlib
 import html
 import json
 import math
+import posixpath
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from clearhead.errors import ConfigError, RecordError
 from clearhead.explore.attention_map import AttentionMap
-from clearhead.explore.module_bundle import bundle_modules
 from clearhead.explore.scene import Scene
 from clearhead.explore.scene_json import BlockJson, NoteJson, SceneJson
 from clearhead.explore.tensor_encoding import (
@@ -49,13 +48,16 @@ UNTRUSTED = (
     "The attention is not shown because this notebook is not trusted: run the cell again, or trust the notebook."
 )
 MAX_VIEWS = 64  # of one record in a file
+IMPORT = re.compile(r"^import (\{[^}]*\}) from \"(\.{1,2}/[\w./-]+)\";$", re.M)
+EXPORT = re.compile(r"^export (?=(?:async function|function|class|const|let)\b\s*\*?\s*(\w+))", re.M)
+UNSUPPORTED = re.compile(r"^(?:import|export)\b.*|\bimport\s*\(.*|\bimport\.meta\b.*|^await\b.*", re.M)
 
 
 class Limits(NamedTuple):
     """How much goes into a page."""
 
     tokens: int  # texts up to this length have every weight
-    weights: int  # records with at most so many weights have all of them
+    weights: int  # of all heads together: longer texts with at most this number have every weight
     pixels: int  # of maps, a side
     entries: int  # top keys, norms and sums received, all heads together
     short_weights: int = 120_000_000  # from which on even a short text has maps only
@@ -69,64 +71,44 @@ NOTEBOOK_LIMITS = Limits(128, 4_000_000, 128, 500_000)
 def render_page(
     scene: Scene,
     *,
+    others: Sequence[Scene] = (),
     heads: Mapping[str, Sequence[int]] | None = None,
     coding: str | None = None,
     limits: Limits = FILE_LIMITS,
-    others: Sequence[Scene] = (),
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda heads: None,
 ) -> str:
     """The HTML text. Up to 512 tokens and 120 million weights it has each within ±0.0005, else maps and top keys.
 
-    `heads`, by the name of their attention, have every weight in any case. `others` are further views of the record.
-    `progress` is called with the number of heads that are encoded, of `count_heads` in all.
+    `others` are further views of the record. `heads` of the scene, by the name of their attention, have every weight in
+    any case. `progress` is called from any thread with the number of heads that were encoded just now.
     """
     scenes = [scene, *others]
-    count = _Counter(progress)
-    encoded = [_encode_scene(one, heads or {} if one is scene else {}, limits, count) for one in scenes]
+    encoded = [_encode_scene(view, heads or {} if view is scene else {}, limits, progress) for view in scenes]
     if len(scenes) < len(scene.views):
         encoded[0][1]["notes"].append({"say": "someViews", "held": len(scenes), "views": len(scene.views)})
     size = sum(len(block.data) for blocks, _ in encoded for _, block in blocks)
     coding = coding or ("base64" if size <= BASE64_BYTES else "seven")
+    labels = [view.describe_view(view.view) for view in scenes]
     scene_texts, block_texts = list[str](), list[str]()
-    for view, (blocks, description) in enumerate(encoded):
-        numbers: dict[str, dict[str, BlockJson]] = {name: {} for name in scenes[view].maps}
+    for number, (blocks, description) in enumerate(encoded):
+        data: dict[str, dict[str, BlockJson]] = {name: {} for name in scenes[number].maps}
         for (name, kind), block in blocks:
-            numbers[name][kind] = {"id": f"data-{len(block_texts)}", "coding": coding, **block.layout}
-            text = to_text(block.data, coding)
-            block_texts.append(_script(f"data-{len(block_texts)}", text, "application/octet-stream"))
-        labels = [one.describe_view(one.view) for one in scenes]
-        scene_texts.append(to_inline_json({**description, "data": numbers, "views": labels, "view": view}))
-    later = [_script(f"scene-{view}", text) for view, text in enumerate(scene_texts) if view]
-    return _assemble_page(_script("scene", scene_texts[0]), [*block_texts, *later])
-
-
-class _Counter:
-    """Counts heads that worker threads have encoded."""
-
-    def __init__(self, progress: Callable[[int], None] | None) -> None:
-        self.progress, self.done, self.lock = progress, 0, threading.Lock()
-
-    def add(self, heads: int) -> None:
-        with self.lock:
-            self.done += heads
-            if self.progress is not None:
-                self.progress(self.done)
+            identity = f"data-{len(block_texts)}"
+            data[name][kind] = {"id": identity, "coding": coding, **block.layout}
+            block_texts.append(_script(identity, to_text(block.data, coding), "application/octet-stream"))
+        text = to_inline_json({**description, "data": data, "views": labels, "view": number})
+        scene_texts.append(_script(f"scene-{number}" if number else "scene", text))
+    return _assemble_page(scene_texts[0], "".join([*block_texts, *scene_texts[1:]]))
 
 
 def count_heads(scenes: Sequence[Scene]) -> int:
     """How many heads these views have together."""
-    return sum(len(one.sight.heads) for scene in scenes for one in scene.maps.values())
+    return sum(len(attention.sight.heads) for scene in scenes for attention in scene.maps.values())
 
 
-def write_scenes(
-    scenes: Sequence[Scene],
-    path: Path,
-    *,
-    heads: Mapping[str, Sequence[int]] | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Path:
-    """Writes the page of these views of one record; the first is shown first. The file is complete or not there."""
-    text = render_page(scenes[0], heads=heads, others=scenes[1:], progress=progress)
+def write_scenes(scenes: Sequence[Scene], path: Path, **options: Any) -> Path:
+    """Writes the page of these views of one record, with the options of `render_page`: complete, or no file at all."""
+    text = render_page(scenes[0], others=scenes[1:], **options)
     with atomic_file(path, needs=len(text)) as fresh:
         fresh.write_text(text, encoding="utf-8", newline="\n")
     return path
@@ -149,14 +131,16 @@ def check_page_path(path: Path) -> None:
 
 def select_other_views(scene: Scene, limits: Limits = FILE_LIMITS) -> list[Scene]:
     """The other views of the record, as many as fit into one file with all their weights."""
-    found, room = list[Scene](), limits.weights - _count_weights(scene)
+    others, room = list[Scene](), limits.weights - _count_weights(scene)
     for view in range(len(scene.views)):
+        if view == scene.view:
+            continue
         other = scene.with_view(view)
-        room -= 0 if view == scene.view else _count_weights(other)
-        if room < 0 or len(found) + 1 == MAX_VIEWS:
+        room -= _count_weights(other)
+        if room < 0 or len(others) + 1 == MAX_VIEWS:
             break
-        found += [] if view == scene.view else [other]
-    return found
+        others.append(other)
+    return others
 
 
 def render_notebook(scene: Scene, height: int = 640) -> str:
@@ -191,9 +175,52 @@ def bundle_page() -> str:
     return bundle_modules(PAGE, "app.js")
 
 
-def _assemble_page(scene: str, blocks: Sequence[str]) -> str:
-    style = _strip_indentation((PAGE / "style.css").read_text(encoding="utf-8"))
-    script = bundle_page()
+def bundle_modules(folder: Path, entry: str) -> str:
+    """One script with the ES module `entry` and everything that it imports, safe inside a script element.
+
+    Browsers refuse module imports from file://. Each module becomes a function that returns its exports, in the order
+    of their dependencies. Of imports `import { a, b } from "./path.js";` is supported, of exports those of one
+    declaration; anything else raises ValueError.
+    """
+    order: list[str] = []
+    _add_imports(folder, entry, order, [])
+    numbers = {name: f"module{number}" for number, name in enumerate(order)}
+    parts = [f"const {numbers[name]} = (() => {{\n{_convert_module(folder, name, numbers)}}})();" for name in order]
+    script = '(() => {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
+    return re.sub(r"<(?=/script|!--)", r"\\x3c", script, flags=re.I)
+
+
+def _add_imports(folder: Path, name: str, order: list[str], above: list[str]) -> None:
+    """Adds the modules that a module imports to the order, each once, and then itself."""
+    if name in above:
+        raise ValueError(f"modules that import each other cannot be bundled: {' → '.join([*above, name])}")
+    if name in order:
+        return
+    for match in IMPORT.finditer((folder / name).read_text(encoding="utf-8")):
+        _add_imports(folder, _resolve(name, match[2]), order, [*above, name])
+    order.append(name)
+
+
+def _resolve(name: str, imported: str) -> str:
+    """The path of an imported module relative to the folder of the entry.
+
+    >>> _resolve("panes/tips.js", "../data/tokens.js")
+    'data/tokens.js'
+    """
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), imported))
+
+
+def _convert_module(folder: Path, name: str, numbers: dict[str, str]) -> str:
+    code = (folder / name).read_text(encoding="utf-8")
+    exports = ", ".join(EXPORT.findall(code))
+    code = IMPORT.sub(lambda match: f"const {match[1]} = {numbers[_resolve(name, match[2])]};", EXPORT.sub("", code))
+    if unsupported := UNSUPPORTED.search(code):
+        raise ValueError(f"{name}: cannot be bundled: {unsupported[0][:80]!r}")
+    return f"{code.rstrip()}\nreturn {{ {exports} }};\n"
+
+
+def _assemble_page(scene: str, data: str) -> str:
+    style, script = (PAGE / "style.css").read_text(encoding="utf-8"), bundle_page()
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -203,19 +230,14 @@ def _assemble_page(scene: str, blocks: Sequence[str]) -> str:
         STYLE: f"<style>{style}</style>",
         "<!--scene-->": scene,
         SCRIPT: f"<script>{script}</script>",
-        "<!--data-->": "".join(blocks),
+        "<!--data-->": data,
     }
-    rest, whole = _strip_indentation((PAGE / "index.html").read_text(encoding="utf-8")), []
+    rest, pieces = (PAGE / "index.html").read_text(encoding="utf-8"), list[str]()
     for mark, text in parts.items():
-        before, found, rest = rest.partition(mark)
-        if not found:
-            raise AssertionError(f"index.html has no placeholder {mark}, or it is out of order")
-        whole += [before, text]
-    return "".join([*whole, rest])
-
-
-def _strip_indentation(text: str) -> str:
-    return re.sub(r"^[^\S\n]+", "", text, flags=re.M)
+        before, mark_there, rest = rest.partition(mark)
+        assert mark_there, f"index.html has no placeholder {mark}, or it is out of order"
+        pieces += [before, text]
+    return "".join([*pieces, rest])
 
 
 def _hash(content: str) -> str:
@@ -223,31 +245,38 @@ def _hash(content: str) -> str:
 
 
 def _encode_scene(
-    scene: Scene, heads: Mapping[str, Sequence[int]], limits: Limits, count: _Counter
+    scene: Scene, heads: Mapping[str, Sequence[int]], limits: Limits, progress: Callable[[int], None]
 ) -> tuple[list[tuple[tuple[str, str], EncodedTensor]], SceneJson]:
     """The encoded blocks by attention and kind, those that are shown first in front, and the scene."""
     pixels = max(1, math.isqrt(limits.cells // max(1, count_heads([scene]))))
     limits = limits._replace(pixels=min(limits.pixels, pixels))
-    maps, whole = scene.maps, _select_exact_heads(scene, heads, limits)
+    maps, exact = scene.maps, _select_exact_heads(scene, heads, limits)
     description = scene.to_json(pixels=limits.pixels)
-    for one in description["attentions"]:
-        for head in one["heads"]:
-            head["exact"] = head["number"] in whole[one["name"]]
-    complete = all(len(whole[name]) == len(one.sight.heads) for name, one in maps.items())
+    for attention in description["attentions"]:
+        for head in attention["heads"]:
+            head["exact"] = head["number"] in exact[attention["name"]]
+    complete = all(len(exact[name]) == len(attention.sight.heads) for name, attention in maps.items())
     description["live"], description["exact"] = False, complete
-    description["notes"] = [*description["notes"], *_describe_omissions(complete, whole, limits)]
-    cells = sum(len(whole[name]) * one.counts[0] * one.counts[1] for name, one in maps.items())
-    levels, first = choose_levels(_sample_rows(maps, whole), cells, PRECISION_BYTES), description["start"]["name"]
-    room = limits.entries // max(1, sum(len(one.sight.heads) * max(one.counts) for one in maps.values()))
-    found: dict[str, list[tuple[str, EncodedTensor]]] = {}
+    if not complete:
+        description["notes"].append(_describe_omissions(sum(map(len, exact.values())), limits))
+    cells = sum(len(exact[name]) * math.prod(attention.counts) for name, attention in maps.items())
+    levels, first = choose_levels(_sample_rows(maps, exact), cells, PRECISION_BYTES), description["start"]["name"]
+    entries = sum(len(attention.sight.heads) * max(attention.counts) for attention in maps.values())
+    blocks: dict[str, list[tuple[str, EncodedTensor]]] = {}
 
     def encode(name: str) -> None:
-        found[name] = list(_encode_attention(maps[name], whole[name], levels, limits.pixels, room))
-        count.add(len(maps[name].sight.heads))
+        room = limits.entries // max(1, entries)
+        blocks[name] = list(_encode_attention(maps[name], exact[name], levels, limits.pixels, room))
+        progress(len(maps[name].sight.heads))
 
     run_in_threads(encode, list(maps))
-    blocks = [((name, kind), packed) for name in maps for kind, packed in found[name]]
-    return sorted(blocks, key=lambda block: (block[0][0] != first, block[0][1] != "thumbs")), description
+    every = [((name, kind), block) for name in maps for kind, block in blocks[name]]
+    return sorted(every, key=lambda block: (block[0][0] != first, block[0][1] != "thumbs")), description
+
+
+def _describe_omissions(heads: int, limits: Limits) -> NoteJson:
+    """A note on weights that are not in the file, as a phrase that the page translates."""
+    return {"say": "chosenOnly" if heads else "mapsOnly", "pixels": limits.pixels, "chosen": heads}
 
 
 def _select_exact_heads(scene: Scene, heads: Mapping[str, Sequence[int]], limits: Limits) -> dict[str, list[int]]:
@@ -260,22 +289,21 @@ def _select_exact_heads(scene: Scene, heads: Mapping[str, Sequence[int]], limits
             raise RecordError(
                 f"exact weights of {name!r} are not available: its q and k were not kept; watch with keep='qk'"
             )
-    longest = max((max(one.counts) for one in maps.values()), default=0)
-    most = limits.short_weights if longest <= limits.tokens else limits.weights
-    if _count_weights(scene) <= most:
-        return {name: list(one.sight.heads) if one.exact else [] for name, one in maps.items()}
+    longest = max((max(attention.counts) for attention in maps.values()), default=0)
+    if _count_weights(scene) <= (limits.short_weights if longest <= limits.tokens else limits.weights):
+        return {name: list(attention.sight.heads) if attention.exact else [] for name, attention in maps.items()}
     return {name: sorted(heads.get(name, ())) for name in maps}
 
 
 def _sample_rows(maps: Mapping[str, AttentionMap], exact: Mapping[str, Sequence[int]]) -> Float[Tensor, "rows keys"]:
     """Rows from all over those heads, of the attentions with the most keys."""
     keys = max((maps[name].counts[1] for name, heads in exact.items() if heads), default=0)
-    every = [(maps[name], head) for name, heads in exact.items() for head in heads if maps[name].counts[1] == keys]
+    sources = [(maps[name], head) for name, heads in exact.items() for head in heads if maps[name].counts[1] == keys]
     rows = list[Tensor]()
     for number in range(SAMPLED_ROWS if keys else 0):
-        attention, head = every[number * len(every) // SAMPLED_ROWS]
-        place = number * 89 % SAMPLED_ROWS * attention.counts[0] // SAMPLED_ROWS
-        weights = attention.compute_row(head, attention.first[0] + place).weights if attention.counts[0] else None
+        attention, head = sources[number * len(sources) // SAMPLED_ROWS]
+        row = number * 89 % SAMPLED_ROWS * attention.counts[0] // SAMPLED_ROWS
+        weights = attention.compute_row(head, attention.first[0] + row).weights if attention.counts[0] else None
         rows += [] if weights is None else [weights]
     return torch.stack(rows) if rows else torch.zeros(0, keys)
 
@@ -314,12 +342,4 @@ def _encode_attention(
 
 def _count_weights(scene: Scene) -> int:
     """How many weights all heads of a scene have."""
-    return sum(len(one.sight.heads) * one.counts[0] * one.counts[1] for one in scene.maps.values())
-
-
-def _describe_omissions(complete: bool, whole: Mapping[str, Sequence[int]], limits: Limits) -> list[NoteJson]:
-    """Notes on weights that are not in the file, as phrases that the page translates."""
-    if complete:
-        return []
-    chosen = sum(map(len, whole.values()))
-    return [{"say": "chosenOnly" if chosen else "mapsOnly", "pixels": limits.pixels, "chosen": chosen}]
+    return sum(len(attention.sight.heads) * math.prod(attention.counts) for attention in scene.maps.values())

@@ -6,11 +6,11 @@ import base64
 import json
 import math
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -21,7 +21,6 @@ from clearhead.explore.attention_map import THUMBNAIL, AttentionMap, Grid
 from clearhead.explore.kept_records import MAX_RECORDS, KeptRecord, KeptRecords
 from clearhead.explore.live_model import MAX_CHARACTERS, LiveModel
 from clearhead.explore.model_lane import end_if_left
-from clearhead.explore.page_response import BINARY, Response
 from clearhead.explore.scene import Scene
 from clearhead.explore.token_axis import Axis
 from clearhead.lens.record.attention_record import Record
@@ -31,6 +30,23 @@ MAX_NAME = 200  # characters of a file's name
 MAX_BODY, MAX_FILE_BODY = 2**20, 2**25  # bytes of a request: with a text, or with a file as base64
 HEADS_FORMAT = 'name the heads as [{"name": "decoder.0.cross", "heads": [2]}]'
 TOKENS_FORMAT = 'name the tokens by text and position, as {"source": [3, 4]}'
+
+
+class Response(NamedTuple):
+    """The body of an HTTP response and its content type."""
+
+    body: bytes
+    content_type: str = "application/octet-stream"
+
+    @classmethod
+    def from_json(cls, content: Any) -> Response:
+        return cls(json.dumps(content, allow_nan=False).encode("ascii"), "application/json")
+
+    @classmethod
+    def from_numbers(cls, header: Mapping[str, Any], numbers: Float[Tensor, "..."] | None) -> Response:
+        """One line of JSON followed by float32 numbers, little-endian."""
+        raw = b"" if numbers is None else numbers.float().contiguous().numpy().astype("<f4").tobytes()
+        return cls(json.dumps(header, allow_nan=False).encode("ascii") + b"\n" + raw)
 
 
 class PageRequests:
@@ -47,7 +63,7 @@ class PageRequests:
         self.live, self.title, self.axes = live, title, axes
         self.records = KeptRecords(record, self._make_scene)
         self.records.first.find_scene(0)  # raises now if the record cannot be shown
-        self.workers = _WorkerThreads(1 if live is None else MAX_RECORDS + 1)  # one for each record
+        self.workers = _start_workers(1 if live is None else MAX_RECORDS + 1)  # one for each record
 
     def _make_scene(self, record: Record, view: int) -> Scene:
         takes = None if self.live is None else self.live.input_kind
@@ -55,42 +71,31 @@ class PageRequests:
 
     def prepare(self) -> None:
         """Computes what the first scene needs while the browser loads the page."""
-        first = self.records.first
-        first.lock.acquire()  # until it is done: the page will ask for the same
-        work = self.workers.start(partial(self._respond, first, "scene.json", {}))
-        work.add_done_callback(lambda _: first.lock.release())  # an error comes again when the page asks
+
+        def describe_first() -> None:
+            with suppress(Exception):  # which comes again when the page asks
+                self.get("scene.json", {})
+
+        threading.Thread(target=describe_first, daemon=True).start()
 
     def get(self, name: str, query: Mapping[str, str]) -> Response:
-        kept = self.records.find(query.get("scene"))
-        if name == "effects":
-            return self._get_effects(kept, query)
-        request = json.dumps([name, sorted(query.items())])
-        response = kept.find_response(request)
-        if response is None:
-            response = self._compute(kept, name, query)
-            if response.content_type == BINARY:
-                kept.cache_response(request, response)
-        return response
+        entry = self.records.find(query.get("scene"))
+        return self._get_effects(entry, query) if name == "effects" else self._compute(entry, name, query)
 
-    def _compute(self, kept: KeptRecord, name: str, query: Mapping[str, str]) -> Response:
+    def _compute(self, entry: KeptRecord, name: str, query: Mapping[str, str]) -> Response:
         """The response, once earlier computations on this record are done; those on other records go on."""
-        respond = partial(self._respond, kept, name, query)
-        with kept.lock:
-            if name == "window" and _find_map(kept, query).is_large_window(*_read_window(query)):
-                return respond()  # here, with as many threads as PyTorch uses
-            return self.workers.run(respond)
+        with entry.lock:
+            if name == "window" and _find_map(entry, query).is_large_window(*_read_window(query)):
+                return self._respond(entry, name, query)  # here, with as many threads as PyTorch uses
+            return self.workers.submit(self._respond, entry, name, query).result()
 
-    def _respond(self, kept: KeptRecord, name: str, query: Mapping[str, str]) -> Response:
+    def _respond(self, entry: KeptRecord, name: str, query: Mapping[str, str]) -> Response:
         with torch.inference_mode():
             if name == "scene.json":
-                content = _find_scene(kept, query).to_json()
-                limits = None if self.live is None else [MAX_CHARACTERS, self.live.max_tokens]
-                more = {"id": kept.id, "limits": limits}
-                goes_on = self.live is not None and self.live.can_continue
-                return Response.from_json({**content, **more, "continues": goes_on})
+                return self._describe_scene(entry, query)
             if name not in ("map", "window", "row", "column", "thumbs"):
                 raise LensError(f"unknown request {name[:40]!r}")
-            attention = _find_map(kept, query)
+            attention = _find_map(entry, query)
             if name == "thumbs":
                 header = {"size": THUMBNAIL, "heads": len(attention.sight.heads)}
                 return Response(json.dumps(header).encode("ascii") + b"\n" + attention.draw_thumbnails().tobytes())
@@ -101,13 +106,23 @@ class PageRequests:
             respond = {"window": _window_response, "row": _row_response, "column": _column_response}[name]
             return respond(attention, head, query)
 
+    def _describe_scene(self, entry: KeptRecord, query: Mapping[str, str]) -> Response:
+        return Response.from_json(
+            {
+                **_find_scene(entry, query).to_json(),
+                "id": entry.id,
+                "limits": None if self.live is None else [MAX_CHARACTERS, self.live.max_tokens],
+                "continues": self.live is not None and self.live.can_continue,
+            }
+        )
+
     @property
     def max_body(self) -> int:
         """The most bytes that the body of a request may have."""
         return MAX_BODY if self.live is None or self.live.input_kind == "text" else MAX_FILE_BODY
 
     def close(self) -> None:
-        self.workers.close()
+        self.workers.shutdown()
 
     def post(self, name: str, content: Mapping[str, Any]) -> Response:
         if self.live is None:
@@ -117,24 +132,24 @@ class PageRequests:
         if name not in ("ablate", "continue"):
             raise LensError(f"unknown action {name[:40]!r}")
         query = {key: str(content[key]) for key in ("scene", "view") if key in content}
-        kept = self.records.find(query.get("scene"))
-        with kept.lock:
-            scene = _find_scene(kept, query)
+        entry = self.records.find(query.get("scene"))
+        with entry.lock:
+            scene = _find_scene(entry, query)
         if name == "ablate":
             heads, hidden = _read_heads(content.get("off", [])), _read_tokens(content.get("hide", {}))
             return Response.from_json(asdict(self.live.answer_without(scene.record, scene.call, heads, hidden)))
-        place, choice = (_read_index(content, one) for one in ("place", "choice"))
+        step, choice = _read_index(content, "place"), _read_index(content, "choice")
         if content.get("open") is True:
-            record = self.live.look_at_continuation(scene.record, scene.call, place, choice)
+            record = self.live.look_at_continuation(scene.record, scene.call, step, choice)
             return self._show_record(record, content, min(scene.view, len(record.calls) - 1))
-        return Response.from_json(asdict(self.live.continue_answer(scene.record, scene.call, place, choice)))
+        return Response.from_json(asdict(self.live.continue_answer(scene.record, scene.call, step, choice)))
 
     def _show_record(self, record: Record, content: Mapping[str, Any], view: int = 0) -> Response:
         """Keeps a record for the page that asked for it, in place of the one that it shows: `replaces`."""
         end_if_left()  # else nobody would ever ask for it
         replaces = content.get("replaces")
-        kept = self.records.add(record, replaces if isinstance(replaces, str) else None)
-        return self._compute(kept, "scene.json", {"view": str(view)})
+        entry = self.records.add(record, replaces if isinstance(replaces, str) else None)
+        return self._compute(entry, "scene.json", {"view": str(view)})
 
     def _look_at(self, live: LiveModel, content: Mapping[str, Any]) -> Record:
         """Runs the model on a text, or on a file's content; a request cannot name a file to open."""
@@ -152,49 +167,39 @@ class PageRequests:
             raise LensError("the data of the file are not base64") from None
         return live.look_at_file(name[:MAX_NAME], raw)
 
-    def _get_effects(self, kept: KeptRecord, query: Mapping[str, str]) -> Response:
-        with kept.lock:
-            scene = _find_scene(kept, query)
+    def _get_effects(self, entry: KeptRecord, query: Mapping[str, str]) -> Response:
+        with entry.lock:
+            scene = _find_scene(entry, query)
         if self.live is not None and scene.about.effects is None:  # takes seconds: without the lock
             scene.about.effects = self.live.measure_effects(scene.record, scene.call)
         return Response.from_json({"effects": scene.about.effects})
 
 
-class _WorkerThreads:
+def _start_workers(count: int) -> ThreadPoolExecutor:
     """Worker threads in which PyTorch uses one thread each.
 
     The page's computations are small. Split among threads that compete with the browser, they would mostly wait.
     """
+    threads, started = torch.get_num_threads(), threading.Barrier(count)
+    pool = ThreadPoolExecutor(count, "clearhead-look")
 
-    def __init__(self, count: int) -> None:
-        threads, started = torch.get_num_threads(), threading.Barrier(count)
-        self.pool = ThreadPoolExecutor(count, "clearhead-look")
+    def use_one_thread() -> None:
+        torch.get_num_threads()  # a new thread takes over the global number when first asked
+        started.wait()  # else one thread might do this several times
+        torch.set_num_threads(1)
 
-        def use_one_thread() -> None:
-            torch.get_num_threads()  # a new thread takes over the global number when first asked
-            started.wait()  # else one thread might do this several times
-            torch.set_num_threads(1)
-
-        for future in [self.pool.submit(use_one_thread) for _ in range(count)]:
-            future.result()
-        torch.set_num_threads(threads)  # else threads that start later would use one as well
-
-    def start(self, work: Callable[[], Response]) -> Future[Response]:
-        return self.pool.submit(work)
-
-    def run(self, work: Callable[[], Response]) -> Response:
-        return self.start(work).result()
-
-    def close(self) -> None:
-        self.pool.shutdown()
+    for future in [pool.submit(use_one_thread) for _ in range(count)]:
+        future.result()
+    torch.set_num_threads(threads)  # else threads that start later would use one as well
+    return pool
 
 
-def _find_scene(kept: KeptRecord, query: Mapping[str, str]) -> Scene:
-    return kept.find_scene(_read_integer(query, "view", 0))
+def _find_scene(entry: KeptRecord, query: Mapping[str, str]) -> Scene:
+    return entry.find_scene(_read_integer(query, "view", 0))
 
 
-def _find_map(kept: KeptRecord, query: Mapping[str, str]) -> AttentionMap:
-    return _find_scene(kept, query).find_map(query.get("name", ""))
+def _find_map(entry: KeptRecord, query: Mapping[str, str]) -> AttentionMap:
+    return _find_scene(entry, query).find_map(query.get("name", ""))
 
 
 def _grid_response(grid: Grid) -> Response:
@@ -223,10 +228,13 @@ def _read_window(query: Mapping[str, str]) -> tuple[range, range]:
 
 
 def _row_response(attention: AttentionMap, head: int, query: Mapping[str, str]) -> Response:
-    position = _read_position(attention, query, "query", 0)
-    line, norms, place = attention.compute_row(head, position), attention.sight.norms, attention.sight.place_of(head)
-    own = None if norms is None else norms[attention.sample, place]
-    top = [[key, weight, None if own is None else _finite(own[key])] for key, weight in line.top]
+    line = attention.compute_row(head, _read_position(attention, query, "query", 0))
+    norms = attention.sight.norms
+    if norms is None:
+        top = [[key, weight, None] for key, weight in line.top]
+    else:
+        norms = norms[attention.sample, attention.sight.place_of(head)]
+        top = [[key, weight, _finite(norms[key])] for key, weight in line.top]
     return Response.from_numbers({"top": top, "length": 0 if line.weights is None else len(line.weights)}, line.weights)
 
 
@@ -244,10 +252,10 @@ def _finite(value: Float[Tensor, ""]) -> float | None:
 
 
 def _read_position(attention: AttentionMap, query: Mapping[str, str], name: str, axis: int) -> int:
-    place, first, count = _read_integer(query, name), attention.first[axis], attention.counts[axis]
-    if not first <= place < first + count:
-        raise RecordError(f"{name} must be a position from {first} to {first + count - 1}, got {place}")
-    return place
+    position, first, count = _read_integer(query, name), attention.first[axis], attention.counts[axis]
+    if not first <= position < first + count:
+        raise RecordError(f"{name} must be a position from {first} to {first + count - 1}, got {position}")
+    return position
 
 
 def _read_integer(query: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -266,23 +274,25 @@ def _read_index(content: Mapping[str, Any], name: str) -> int:
     return value
 
 
+def _is_integers(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int for value in values)
+
+
 def _read_tokens(hidden: Any) -> dict[str, list[int]]:
     """{"source": [3, 4]}, checked; `answer_without` checks that these tokens exist."""
-    if not isinstance(hidden, dict) or not all(
-        isinstance(positions, list) and all(type(one) is int for one in positions) for positions in hidden.values()
-    ):
+    if not isinstance(hidden, dict) or not all(map(_is_integers, hidden.values())):
         raise LensError(TOKENS_FORMAT)
     return dict(hidden)
 
 
 def _read_heads(off: Any) -> dict[str, list[int]]:
     """[{"name": …, "heads": […]}] as a dictionary; `ablate` checks that these heads exist."""
-    if not isinstance(off, list) or not all(isinstance(one, dict) for one in off):
+    if not isinstance(off, list) or not all(isinstance(part, dict) for part in off):
         raise LensError(HEADS_FORMAT)
-    found: dict[str, list[int]] = {}
-    for one in off:
-        name, heads = one.get("name"), one.get("heads")
-        if not isinstance(name, str) or not isinstance(heads, list) or not all(type(head) is int for head in heads):
+    heads: dict[str, list[int]] = {}
+    for part in off:
+        name, numbers = part.get("name"), part.get("heads")
+        if not isinstance(name, str) or not _is_integers(numbers):
             raise LensError(HEADS_FORMAT)
-        found[name] = sorted({*found.get(name, []), *heads})
-    return found
+        heads[name] = sorted({*heads.get(name, []), *numbers})
+    return heads

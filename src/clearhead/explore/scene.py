@@ -9,18 +9,15 @@ from functools import cached_property
 
 from clearhead.errors import RecordError
 from clearhead.explore.attention_map import OVERVIEW, AttentionMap
-from clearhead.explore.head_summaries import add_effects, summarise_heads
-from clearhead.explore.opening_head import choose_opening_head
-from clearhead.explore.recorded_media import get_file_name, read_media
+from clearhead.explore.head_summaries import add_effects, choose_opening_head, summarise_heads
 from clearhead.explore.scene_json import AttentionJson, ChangeJson, HeadJson, OutputJson, SceneJson, StartJson
 from clearhead.explore.tensor_encoding import encode_runs
-from clearhead.explore.token_axis import Axis
+from clearhead.explore.token_axis import Axis, get_file_name, read_media
 from clearhead.explore.token_display import display_next_tokens
 from clearhead.formatting import suggest_name
-from clearhead.lens.analysis.roles import HeadRoles
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward, Sight, find_text
-from clearhead.lens.record.call_metadata import AnswerChange, CallMetadata
+from clearhead.lens.record.call_metadata import AnswerChange
 from clearhead.tasks.media import PictureInput, SoundInput
 
 FORMAT = 1
@@ -43,23 +40,23 @@ class Scene:
         *,
         title: str | None = None,
         axes: Mapping[str, Axis] | None = None,
-        roles: HeadRoles | None = None,
         takes: str | None = None,
     ) -> None:
-        self.record, self.takes, self.roles = record, takes, roles
+        self.record, self.takes = record, takes
         self.views = list_views(record)
         if not 0 <= view < len(self.views):
-            known = f"has views 0 to {len(self.views) - 1}" if self.views else "contains no attention"
-            raise RecordError(f"the record {known}, so there is no view {view}")
+            contents = f"has views 0 to {len(self.views) - 1}" if self.views else "contains no attention"
+            raise RecordError(f"the record {contents}, so there is no view {view}")
         self.view = view
         self.call, self.sample = self.views[view]
         self.forward: Forward = record.calls[self.call]
+        self.about = self.forward.about  # what is known of the call besides its attention
         self.title = title or self.about.model or "attention"
-        self.given_axes = dict(axes or {})
+        self.user_axes = dict(axes or {})
 
     def with_view(self, view: int) -> Scene:
         """Another view of the same record."""
-        return Scene(self.record, view, title=self.title, axes=self.given_axes, roles=self.roles, takes=self.takes)
+        return Scene(self.record, view, title=self.title, axes=self.user_axes, takes=self.takes)
 
     def add_ablations(
         self, effects: dict[str, list[float]] | None, without: dict[str, dict[str, AnswerChange]] | None
@@ -68,11 +65,6 @@ class Scene:
         self.about.effects = effects
         if without is not None:
             self.about.without = without
-
-    @property
-    def about(self) -> CallMetadata:
-        """What is known of the call besides its attention."""
-        return self.forward.about
 
     @cached_property
     def media(self) -> PictureInput | SoundInput | None:
@@ -99,11 +91,11 @@ class Scene:
             "notes": list(self.about.notes or []),
             "live": self.takes is not None,
             "takes": self.takes or "text",
-            "exact": all(one.exact for one in self.maps.values()),
+            "exact": all(attention.exact for attention in self.maps.values()),
             "axes": {name: axis.to_json() for name, axis in self.axes.items()},
             "output": self._output_json(),
             "attentions": [self._attention_json(name, pixels) for name in self.maps],
-            "known_roles": self.roles is not None,
+            "known_roles": False,  # roles are always those over this text
             "without": _changes_to_json(self.about.without),
             "start": self.start,
             "views": [self.describe_view(view) for view in range(len(self.views))],
@@ -113,39 +105,39 @@ class Scene:
     @cached_property
     def axes(self) -> dict[str, Axis]:
         """The axes of all attentions, by name."""
-        found: dict[str, Axis] = {}
+        axes: dict[str, Axis] = {}
         for name, attention in self.maps.items():
             for axis, needed in zip(self._name_axes(name), attention.ends, strict=True):
-                if axis not in found or len(found[axis].tokens) < needed:
-                    found[axis] = self._make_axis(axis, needed)
+                if axis not in axes or len(axes[axis].tokens) < needed:
+                    axes[axis] = self._make_axis(axis, needed)
         both = (self._decoder_axis, "written")
-        if self.about.writes and any(axis in found for axis in both):
-            needed = max(len(found[axis].tokens) for axis in both if axis in found)
-            found = {**{axis: self._make_axis(axis, needed) for axis in both if axis not in found}, **found}
-        return found
+        if self.about.writes and any(axis in axes for axis in both):
+            needed = max(len(axes[axis].tokens) for axis in both if axis in axes)
+            axes = {**{axis: self._make_axis(axis, needed) for axis in both if axis not in axes}, **axes}
+        return axes
 
     def _make_axis(self, name: str, needed: int) -> Axis:
         kind, _, _ = name.partition("#")
-        if name in self.given_axes:
-            axis = self.given_axes[name]
+        if name in self.user_axes:
+            axis = self.user_axes[name]
             return axis if len(axis.tokens) >= needed else Axis.numbers(needed)
         if name == self._media_axis and self.media is not None:
             return Axis.media(self.media, needed)
         if kind == "written":
             writes = [text or UNKNOWN for text in (self.about.writes or [])[:needed]]
             return Axis.text([*writes, *[UNKNOWN] * (needed - len(writes))], reads=self._decoder_axis)
-        owners = [one for owner, one in self.maps.items() if kind in self._name_axes(owner)]
+        owners = [attention for owner, attention in self.maps.items() if kind in self._name_axes(owner)]
         owner = owners[0] if owners else next(iter(self.maps.values()))  # knows which text each sample belongs to
         texts = self.forward.texts(kind, owner.sample, owner.sight.inputs)[:needed]
         texts += [None] * (needed - len(texts))
         if all(text is None for text in texts):
             return Axis.numbers(needed)
-        return Axis.text([f"⟨{place}⟩" if text is None else text for place, text in enumerate(texts)])
+        return Axis.text([f"⟨{position}⟩" if text is None else text for position, text in enumerate(texts)])
 
     @cached_property
     def _decoder_axis(self) -> str:
         """The axis of the tokens that a decoder reads; at each place it writes the next one."""
-        return "target" if any(one.sight.cross for one in self.maps.values()) else "tokens"
+        return "target" if any(attention.sight.cross for attention in self.maps.values()) else "tokens"
 
     @cached_property
     def _media_axis(self) -> str:
@@ -158,17 +150,17 @@ class Scene:
         if sight.cross:
             return ("written" if self.about.writes else "target", "source")
         kind = "source" if self._decoder_axis == "target" and name.split(".")[0] == "encoder" else self._decoder_axis
-        ids, own = self.forward.ids.get(kind), f"{kind}#{sight.keys}"
-        other = kind not in self.given_axes and ids is not None and ids.shape[1] < sight.keys
-        return (own, own) if other or own in self.given_axes else (kind, kind)
+        ids, numbered = self.forward.ids.get(kind), f"{kind}#{sight.keys}"
+        longer = kind not in self.user_axes and ids is not None and ids.shape[1] < sight.keys
+        return (numbered, numbered) if longer or numbered in self.user_axes else (kind, kind)
 
     @cached_property
     def heads(self) -> dict[str, list[HeadJson]]:
         """Summaries of the heads of each attention, by its name; without the effects, which are measured later."""
         delimiters = {name: axis.find_delimiters() for name, axis in self.axes.items() if axis.kind == "text"}
         return {
-            name: summarise_heads(one.sight, one.sample, delimiters.get(self._name_axes(name)[1]), roles=self.roles)
-            for name, one in self.maps.items()
+            name: summarise_heads(attention.sight, attention.sample, delimiters.get(self._name_axes(name)[1]))
+            for name, attention in self.maps.items()
         }
 
     @cached_property
@@ -204,7 +196,7 @@ class Scene:
             return None  # an encoder writes nothing
         writes = self._decoder_axis == "target" and "written" in self.axes
         answers = not about.writes and not tokens  # an encoder: labels, no tokens
-        chances = None if about.chances is None else [chance and round(chance, 6) for chance in about.chances]
+        chances = None if about.chances is None else [_finite_or_none(chance, 6) for chance in about.chances]
         parts = about.parts or []
         return {
             "text": about.text or "",
@@ -212,7 +204,7 @@ class Scene:
             "axis": "" if answers else "written" if writes else "tokens",
             "shift": 0 if writes else 1,
             "next": tokens,
-            "chances": None if chances is None else [_finite_or_none(chance) for chance in chances],
+            "chances": chances,
             "ranks": about.ranks,
             "prompt": about.prompt or 0,
             "loss": _finite_or_none(about.loss),
@@ -228,28 +220,29 @@ class Scene:
         text = about.text if parts else about.input
         if about.media is not None and not parts:
             text = get_file_name(text or "")
-        number = f"{call + 1}" if len({one for one, _ in self.views}) > 1 else ""
-        several = len([one for one, _ in self.views if one == call]) > 1
+        calls = [number for number, _ in self.views]
+        number = f"{call + 1}" if len(set(calls)) > 1 else ""
+        several = calls.count(call) > 1
         name = f"{number}.{sample + 1}" if number and several else number or f"{sample + 1}"
         return f"{name}: {text[:LABEL]}" if text else name
 
 
 def list_views(record: Record) -> list[tuple[int, int]]:
     """Every call with each of its samples."""
-    found = []
+    views = []
     for number, call in enumerate(record.calls):
         samples = max((call[name].entropy.shape[0] for name in call.names), default=0)
-        found += [(number, sample) for sample in range(samples)]
-    return found
+        views += [(number, sample) for sample in range(samples)]
+    return views
 
 
 def _find_sample(sight: Sight, widest: Sight, sample: int) -> int:
     """The sample of an attention that has fewer samples because beams share it, such as an encoder's."""
-    own, all_of_them = len(sight.entropy), len(widest.entropy)
-    if own == all_of_them:
+    samples, most = len(sight.entropy), len(widest.entropy)
+    if samples == most:
         return sample
-    text = find_text(sample, widest.inputs, own) if sample < len(widest.inputs) else own
-    return text if text < own else sample * own // all_of_them
+    text = find_text(sample, widest.inputs, samples) if sample < len(widest.inputs) else samples
+    return text if text < samples else sample * samples // most
 
 
 def _changes_to_json(
@@ -267,8 +260,10 @@ def _changes_to_json(
     return {name: {head: to_json(change) for head, change in heads.items()} for name, heads in without.items()}
 
 
-def _finite_or_none(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
+def _finite_or_none(number: float | None, digits: int | None = None) -> float | None:
+    if number is None or not math.isfinite(number):
+        return None
+    return number if digits is None else round(number, digits)
 
 
 def _split_name(name: str) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
@@ -45,7 +46,7 @@ def open_subject(
     `base` is the folder of the model that an adapter belongs to, if it was moved.
     """
     path = Path(name)
-    if base is not None and (path.is_file() or (path.is_dir() and is_huggingface_folder(path))):
+    if base is not None and (path.is_file() or is_huggingface_folder(path)):
         raise ConfigError(f"--base is for the folder of a LoRA adapter, and {name} is none; omit it")
     if path.is_file():
         if text is not None or answer is not None:
@@ -53,7 +54,7 @@ def open_subject(
         return Subject(Record.load(path), None, path.stem)
     if text is None:
         raise ConfigError(f"no INPUT was given for {name}; give a text, or - for the standard input, or a file's path")
-    if path.is_dir() and is_huggingface_folder(path):
+    if is_huggingface_folder(path):
         live = load_huggingface_folder(path, device=device, **options)
     else:
         live = LiveModel.from_predictor(load(name, device=device, base=base), **options)
@@ -76,11 +77,11 @@ def write_subject(
         raise ConfigError("--without needs a model, and a record has none; give a MODEL and an INPUT")
     scene = Scene(subject.record, 0 if part is None else part - 1, title=subject.title)
     scenes = [scene, *(select_other_views(scene) if part is None else [])]
-    chosen = select_heads(heads, scene.forward)
+    exact = select_heads(heads, scene.forward)
     if subject.live is not None:
         _add_ablations(subject.live, scenes, without)
     progress = ProgressLine("heads written", count_heads(scenes), delay=2.0)
-    return write_scenes(scenes, out, heads=chosen, progress=progress)
+    return write_scenes(scenes, out, heads=exact, progress=progress)
 
 
 def _add_ablations(live: LiveModel, scenes: Sequence[Scene], without: bool) -> None:
@@ -89,12 +90,11 @@ def _add_ablations(live: LiveModel, scenes: Sequence[Scene], without: bool) -> N
     ablations = None
     if without:
         forward = scenes[0].forward
-        heads = sum(len(forward[name].heads) for name in forward.names)
-        progress = ProgressLine("heads switched off", heads)
+        progress = ProgressLine("heads switched off", sum(len(forward[name].heads) for name in forward.names))
         ablations = live.answer_without_each(record, calls, progress)
-    for place, scene in enumerate(scenes):
+    for number, scene in enumerate(scenes):
         effects = live.measure_effects(record, scene.call, MAX_SECONDS / max(1, len(scenes) - 1))
-        scene.add_ablations(effects, None if ablations is None else ablations[place])
+        scene.add_ablations(effects, None if ablations is None else ablations[number])
 
 
 def serve_subject(subject: Subject, *, port: int = 0) -> Server:
@@ -104,68 +104,64 @@ def serve_subject(subject: Subject, *, port: int = 0) -> Server:
 
 def select_heads(wanted: Sequence[str], forward: Forward) -> dict[str, list[int]]:
     """The heads that `--heads decoder.*.cross:0,3` names; without numbers all heads of these attentions."""
-    chosen: dict[str, list[int]] = {}
-    for one in wanted:
-        pattern, colon, numbers = one.partition(":")
+    selected: dict[str, list[int]] = {}
+    for choice in wanted:
+        pattern, colon, numbers = choice.partition(":")
         names = [name for name in forward.names if fnmatchcase(name, pattern)]
         written = [parse_whole_number(part.strip()) for part in numbers.split(",")] if colon else []
         if not names or None in written:
             raise ConfigError(
-                f"--heads {one}: write NAME or NAME:0,3; the attentions are {', '.join(forward.names[:6])}"
+                f"--heads {choice}: write NAME or NAME:0,3; the attentions are {', '.join(forward.names[:6])}"
                 f"{', …' if len(forward.names) > 6 else ''}"
             )
         for name in names:
-            own = forward[name].heads
-            heads = [head for head in written if head is not None] if colon else list(own)
-            if missing := [head for head in heads if head not in own]:
-                raise ConfigError(f"--heads {one}: {name} has heads {own[0]} to {own[-1]}, not {missing[0]}")
-            chosen[name] = sorted({*chosen.get(name, []), *heads})
-    return chosen
+            watched = forward[name].heads
+            heads = [head for head in written if head is not None] if colon else list(watched)
+            if missing := [head for head in heads if head not in watched]:
+                raise ConfigError(f"--heads {choice}: {name} has heads {watched[0]} to {watched[-1]}, not {missing[0]}")
+            selected[name] = sorted({*selected.get(name, []), *heads})
+    return selected
 
 
 class ProgressLine:
-    """Prints to stderr how many of `total` are done and the time left; call it with the number of those done.
+    """Prints to stderr how many of `total` are done and the time left; call it with the number of those just done.
 
-    The time left is estimated from the second half of what is done: the first one is slow, since models and caches
-    warm up, and other programs may start or end meanwhile. On a terminal one line is updated every 0.2 s; elsewhere a
-    line is added every 15 s. Nothing is printed in the first `delay` seconds.
+    The time left is estimated without the first one, which is slow, since models and caches warm up. On a terminal one
+    line is updated every 0.2 s; elsewhere a line is added every 15 s. Nothing is printed in the first `delay` seconds.
     """
 
     def __init__(
-        self,
-        what: str,
-        total: int,
-        *,
-        delay: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, what: str, total: int, *, delay: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.what, self.total, self.delay, self.clock = what, total, delay, clock
-        self.terminal = sys.stderr.isatty()
+        self.done, self.lock = 0, threading.Lock()
+        self.first, self.warm = 0.0, 0  # when the first were done, and how many
         self.begin = clock()
-        self.times = {0: self.begin}  # when so many were done
         self.printed = -math.inf if delay else self.begin
         if total and not delay:
             self._print(f"clearhead: 0 of {total} {what}")  # how long they take is known after the second
 
-    def __call__(self, done: int) -> None:
-        now = self.times[done] = self.clock()
-        if done == self.total:
-            self._print("")
-        elif done == 1 or now - self.begin < self.delay:
-            return
-        elif len(self.times) == 3 or now - self.printed >= (0.2 if self.terminal else 15.0):
-            self.printed = now
-            left = format_duration(max(1.0, self._seconds_each(done) * (self.total - done)))
-            self._print(f"clearhead: {done} of {self.total} {self.what}, about {left} left")
+    def __call__(self, count: int = 1) -> None:
+        with self.lock:
+            before, now = self.done, self.clock()
+            self.done += count
+            if before == 0:
+                self.first, self.warm = now, count
+            if self.done == self.total:
+                self._print("")
+            elif before and now - self.begin >= self.delay:
+                self._print_time_left(now, before)
 
-    def _seconds_each(self, done: int) -> float:
-        """The mean over the second half of those done, of which the first one is never a part."""
-        start = min((one for one in self.times if one >= max(1, done // 2)), default=done)
-        start = start if start < done else 0
-        return (self.times[done] - self.times[start]) / (done - start)
+    def _print_time_left(self, now: float, before: int) -> None:
+        if before > self.warm and now - self.printed < (0.2 if sys.stderr.isatty() else 15.0):
+            return
+        self.printed = now
+        seconds = (now - self.first) / (self.done - self.warm) * (self.total - self.done)
+        left = format_duration(max(1.0, seconds))
+        self._print(f"clearhead: {self.done} of {self.total} {self.what}, about {left} left")
 
     def _print(self, text: str) -> None:
-        if self.terminal:
+        if sys.stderr.isatty():
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
         elif text:
             print(text, file=sys.stderr, flush=True)

@@ -57,8 +57,8 @@ def encode_weights(
     layout: BlockJson = {"shape": list(weights.shape), "levels": levels}
     if odd:
         kinds = (numbers.isnan(), numbers == math.inf, numbers == -math.inf)
-        for code, found in enumerate(kinds, start=levels + 1):
-            values[found.numpy()] = code
+        for code, where in enumerate(kinds, start=levels + 1):
+            values[where.numpy()] = code
         layout["odd"] = True
     if scale is not None:
         layout["scale"] = scale
@@ -93,23 +93,23 @@ def encode_runs(counts: Int[Tensor, "heads tokens"] | None) -> list[list[list[in
     """
     if counts is None:
         return None
-    found: list[list[list[int]]] = []
+    runs_of_heads: list[list[list[int]]] = []
     for numbers in counts.numpy():
         steps, start, runs = np.diff(numbers), 0, list[list[int]]()
         turns = [*np.flatnonzero(np.diff(steps)).tolist(), len(steps) - 1]  # after which steps another one follows
         while start < len(numbers):
-            place = bisect_left(turns, start)
-            end = turns[place] + 2 if place < len(turns) else len(numbers)
+            turn = bisect_left(turns, start)
+            end = turns[turn] + 2 if turn < len(turns) else len(numbers)
             runs.append([int(numbers[start]), int(steps[start]) if end - start > 1 else 0, end - start])
             start = end
             if len(runs) > MAX_RUNS:
                 return None
-        found.append(runs)
-    return found
+        runs_of_heads.append(runs)
+    return runs_of_heads
 
 
 def choose_levels(sample: Float[Tensor, "rows keys"], weights: int, room: int) -> int:
-    """The finest levels with which so many weights fit into `room` bytes, as a sample of their rows shows.
+    """The finest levels with which `weights` weights fit into `room` bytes, as a sample of their rows shows.
 
     Levels for rows of more than 128 keys may take more room, up to eight times as much: even weights, 1 / keys, must
     stay distinct. They are then at most 32 times as many as the keys.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -16,13 +17,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from clearhead.errors import RecordError
-from clearhead.explore.recorded_media import get_file_name
 from clearhead.explore.scene_json import AxisExtras, AxisJson
-from clearhead.explore.token_display import DELIMITERS, display_token_lists
-from clearhead.tasks.media import PictureInput, SoundInput
+from clearhead.explore.token_display import display_token_lists, find_delimiters
+from clearhead.lens.record.attention_views import Forward
+from clearhead.tasks.media import PictureInput, SoundInput, media_from_json
 
 PICTURE_PIXELS = 448  # a side of pictures in a page
 SPECTROGRAM_PIXELS = 2048
+MAX_SPIKES = 20_000  # of CTC that a page draws
 
 
 @dataclass(frozen=True)
@@ -72,31 +74,7 @@ class Axis:
     @classmethod
     def media(cls, media: PictureInput | SoundInput, count: int) -> Axis:
         """The patches or moments of an input that a task has read: `count` tokens of the encoder."""
-        if isinstance(media, PictureInput):
-            if media.rows * media.columns > count:
-                return cls.numbers(count)
-            before = [f"⟨{number}⟩" for number in range(count - media.rows * media.columns)]
-            patches = [f"r{row} c{column}" for row in range(media.rows) for column in range(media.columns)]
-            pixels = _shrink(torch.from_numpy(media.pixels.copy()).float().movedim(2, 0), PICTURE_PIXELS)
-            extra: AxisExtras = {
-                "grid": [media.rows, media.columns],
-                "picture": encode_png_url(pixels.movedim(0, 2).round().byte()),
-                "file": get_file_name(media.name),
-            }
-            return cls([*before, *patches], "image", extra)
-        spectrogram = _shrink(torch.from_numpy(media.spectrogram.copy()).T[None], SPECTROGRAM_PIXELS)[0]
-        extra = {
-            "grid": [1, count],
-            "picture": encode_png_url(_scale_loudness(spectrogram.flip(0))),
-            "file": get_file_name(media.name),
-            "seconds": round(len(media.spectrogram) * media.frame_seconds, 6),
-            "step": media.position_seconds,
-            "start": round(media.start, 6),
-            "spikes": [
-                [position, text, round(chance, 4)] for position, text, chance in media.spikes if position < count
-            ],
-        }
-        return cls(name_moments(media, count), "audio", extra)
+        return _picture_axis(media, count) if isinstance(media, PictureInput) else _sound_axis(media, count)
 
     @cached_property
     def displayed(self) -> tuple[list[str], list[bool], list[bool]]:
@@ -114,18 +92,67 @@ class Axis:
     def find_delimiters(self) -> list[bool]:
         """Which tokens are punctuation or special tokens, the first one excepted."""
         shown, _, special = self.displayed
-        marks = [text[:1] in DELIMITERS and set(text) <= DELIMITERS for text in shown]
-        found = [end or mark for mark, end in zip(marks, special, strict=True)]
-        return [False, *found[1:]] if found else []
+        return find_delimiters(shown, special)
 
 
-def name_moments(media: SoundInput, count: int) -> list[str]:
-    """The begin of each position in the recording, in seconds."""
-    return [media.name_position(place) for place in range(count)]
+def read_media(forward: Forward) -> PictureInput | SoundInput | None:
+    """The picture or sound that the model has read; None if there is none, or it cannot be drawn."""
+    try:
+        media = None if forward.about.media is None else media_from_json(forward.about.media)
+    except RecordError:
+        return None
+    if media is None or isinstance(media, PictureInput):
+        return media if media is None or media.pixels.size else None
+    times = (media.seconds, media.frame_seconds, media.position_seconds)
+    if not media.spectrogram.size or not np.isfinite(media.spectrogram).all() or min(times) <= 0:
+        return None
+    spikes = [
+        (position, text, min(max(chance, 0.0), 1.0))
+        for position, text, chance in media.spikes[:MAX_SPIKES]
+        if position >= 0 and math.isfinite(chance)
+    ]
+    return media._replace(spikes=spikes)
+
+
+def get_file_name(path: str) -> str:
+    """The last part of a path, of whichever system.
+
+    >>> get_file_name("samples/1.png"), get_file_name(r"C:\\1.png"), get_file_name("a picture in memory")
+    ('1.png', '1.png', 'a picture in memory')
+    """
+    return path.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1] or path
+
+
+def _picture_axis(media: PictureInput, count: int) -> Axis:
+    patches = [f"r{row} c{column}" for row in range(media.rows) for column in range(media.columns)]
+    if len(patches) > count:
+        return Axis.numbers(count)
+    before = [f"⟨{number}⟩" for number in range(count - len(patches))]
+    pixels = _shrink(torch.from_numpy(media.pixels.copy()).float().movedim(2, 0), PICTURE_PIXELS)
+    extra: AxisExtras = {
+        "grid": [media.rows, media.columns],
+        "picture": encode_png_url(pixels.movedim(0, 2).round().byte()),
+        "file": get_file_name(media.name),
+    }
+    return Axis([*before, *patches], "image", extra)
+
+
+def _sound_axis(media: SoundInput, count: int) -> Axis:
+    spectrogram = _shrink(torch.from_numpy(media.spectrogram.copy()).T[None], SPECTROGRAM_PIXELS)[0]
+    extra: AxisExtras = {
+        "grid": [1, count],
+        "picture": encode_png_url(_scale_loudness(spectrogram.flip(0))),
+        "file": get_file_name(media.name),
+        "seconds": round(len(media.spectrogram) * media.frame_seconds, 6),
+        "step": media.position_seconds,
+        "start": round(media.start, 6),
+        "spikes": [[position, text, round(chance, 4)] for position, text, chance in media.spikes if position < count],
+    }
+    return Axis([media.name_position(position) for position in range(count)], "audio", extra)
 
 
 def _shrink(pictures: Float[Tensor, "channels height width"], most: int) -> Float[Tensor, "channels _ _"]:
-    """Means over blocks, so that at most so many pixels are left a side: a page must open at once."""
+    """Means over blocks, so that at most `most` pixels are left a side: a page must open at once."""
     blocks = [max(1, -(-size // most)) for size in pictures.shape[1:]]
     return functional.avg_pool2d(pictures[None], blocks, ceil_mode=True)[0] if max(blocks) > 1 else pictures
 
@@ -148,12 +175,12 @@ def encode_png_url(picture: Shaped[Tensor, "height width *channels"]) -> str:
     raw = raw[:, :, 0] if raw.ndim == 3 and raw.shape[2] == 1 else raw
     height, width = raw.shape[:2]
     colour = 2 if raw.ndim == 3 else 0
-    lines = np.concatenate(
-        [np.zeros((height, 1), np.uint8), raw.reshape(height, -1)], axis=1
-    )  # PNG: each line begins with its filter, 0
+    filters = np.zeros((height, 1), np.uint8)  # of PNG: each line begins with one, 0 is none
+    lines = np.concatenate([filters, raw.reshape(height, -1)], axis=1)
     header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
-    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")]
-    chunks = [
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
-    ]
+    chunks = [_png_chunk(b"IHDR", header), _png_chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)), _png_chunk(b"IEND")]
     return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode("ascii")
+
+
+def _png_chunk(kind: bytes, content: bytes = b"") -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

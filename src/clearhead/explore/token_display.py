@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clearhead.lens.record.call_metadata import TokenChance
 from clearhead.lens.record.token_labels import SPACE, byte_alphabet
@@ -47,24 +47,34 @@ def display_tokens(tokens: Sequence[str]) -> list[DisplayedToken]:
     >>> [word.shown for word in display_tokens(["▁我<0xE7>", "<0x88><0xB1>", "你"])]
     ['我爱₁', '爱₂', '你']
     """
-    return [DisplayedToken(*one) for one in zip(*display_token_lists(tokens), strict=True)]
+    return [DisplayedToken(*token) for token in zip(*display_token_lists(tokens), strict=True)]
 
 
 def display_token_lists(tokens: Sequence[str]) -> tuple[list[str], list[bool], list[bool]]:
     """The same as three lists (shown, glued, special), which is faster for very many tokens."""
     different = list(dict.fromkeys(tokens))
     marks = {token for token in different if _is_special(token)}
-    parse = _choose_parser(different)
-    known = {token: (f"⟨{token[1:-1]}⟩", True) if token in marks else parse(token) for token in different}
-    if any(isinstance(content, bytes) for content, _ in known.values()):
-        shown = [_show_blanks(text) for text in _join_bytes([known[token][0] for token in tokens])]
+    parse = _choose_parser([token for token in different if token not in marks])
+    pieces = {token: (f"⟨{token[1:-1]}⟩", True) if token in marks else parse(token) for token in different}
+    if any(isinstance(content, bytes) for content, _ in pieces.values()):
+        shown = [_show_blanks(text) for text in _join_bytes([pieces[token][0] for token in tokens])]
     else:
-        visible = {token: _show_blanks(str(content)) for token, (content, _) in known.items()}
+        visible = {token: _show_blanks(str(content)) for token, (content, _) in pieces.items()}
         shown = [visible[token] for token in tokens]
     special = [token in marks for token in tokens]
-    opens = [known[token][1] for token in tokens]
+    opens = [pieces[token][1] for token in tokens]
     glued = [not (new or before) for new, before in zip(opens, [True, *special[:-1]], strict=True)] if tokens else []
     return shown, glued, special
+
+
+def find_delimiters(shown: Sequence[str], special: Sequence[bool]) -> list[bool]:
+    """Which displayed tokens are punctuation or special tokens, the first one excepted."""
+    marks = [is_punctuation(text) or end for text, end in zip(shown, special, strict=True)]
+    return [False, *marks[1:]] if marks else []
+
+
+def is_punctuation(text: str) -> bool:
+    return text[:1] in DELIMITERS and set(text) <= DELIMITERS
 
 
 def display_next_tokens(rows: Sequence[Sequence[TokenChance] | None]) -> list[list[TokenChance] | None]:
@@ -86,11 +96,11 @@ def _show_blanks(text: str) -> str:
 
 def _join_bytes(contents: Sequence[str | bytes]) -> list[str]:
     """The texts of tokens; neighbouring bytes are decoded together."""
-    found: list[str] = []
+    texts: list[str] = []
     for raw, run in groupby(contents, lambda content: isinstance(content, bytes)):
-        own = list(run)
-        found += _decode_bytes([bytes(one) for one in own if not isinstance(one, str)]) if raw else map(str, own)
-    return found
+        pieces: list[Any] = list(run)
+        texts += _decode_bytes(pieces) if raw else pieces
+    return texts
 
 
 def _is_special(token: str) -> bool:
@@ -104,8 +114,7 @@ def _choose_parser(tokens: Sequence[str]) -> Callable[[str], _Piece]:
         return _parse_sentencepiece
     if any(token.startswith("##") for token in tokens):
         return lambda token: (token.removeprefix("##"), not token.startswith("##"))
-    plain = [token for token in tokens if not _is_special(token)]
-    if any("\u0100" <= mark <= "\u0143" for token in plain for mark in token) and all(map(_is_bytes, plain)):
+    if any("\u0100" <= mark <= "\u0143" for token in tokens for mark in token) and all(map(_is_bytes, tokens)):
         return _parse_byte_level
     return lambda token: (token, True)
 
@@ -116,7 +125,7 @@ def _parse_sentencepiece(token: str) -> _Piece:
         return text, opens
     parts = BYTE.split(text)  # text, byte, text, byte, …
     pairs = zip(parts[::2], ["", *parts[1::2]], strict=True)
-    return b"".join(bytes.fromhex(byte) + some.encode("utf-8", "surrogatepass") for some, byte in pairs), opens
+    return b"".join(bytes.fromhex(byte) + part.encode("utf-8", "surrogatepass") for part, byte in pairs), opens
 
 
 def _parse_byte_level(token: str) -> _Piece:
@@ -132,7 +141,7 @@ def _is_bytes(token: str) -> bool:
 
 def _decode_bytes(pieces: Sequence[bytes]) -> list[str]:
     """The text of each piece; a character that several pieces share is shown by each with a number."""
-    whole, owners = b"".join(pieces), [place for place, piece in enumerate(pieces) for _ in piece]
+    whole, owners = b"".join(pieces), [number for number, piece in enumerate(pieces) for _ in piece]
     shown, start = [""] * len(pieces), 0
     while start < len(whole):
         size = next((size for size in range(1, 5) if _is_character(whole[start : start + size])), 0)

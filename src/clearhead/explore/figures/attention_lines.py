@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,13 +16,14 @@ from numpy.typing import NDArray
 from clearhead.errors import ShapeError
 from clearhead.explore.figures import fonts, style
 from clearhead.explore.figures.heatmaps import describe_rows
-from clearhead.explore.figures.label_text import is_wide, make_labels, stack_characters
-from clearhead.explore.figures.weight_grid import GridAxis, Source, Tokens, WeightGrid, list_heads, make_grid
+from clearhead.explore.figures.label_text import is_wide, make_axis_labels, stack_characters
+from clearhead.explore.figures.record_names import Texts
+from clearhead.explore.figures.weight_grid import Source, WeightGrid, describe_heads, make_grid
 from clearhead.lens import Sight
 
 MAX_TOKENS = 64  # a side
 LEAST_WEIGHT = 0.02  # smaller ones have no line
-EVEN = 4  # the thickest line stands for at least so many times the even weight: broad heads keep thin lines
+EVEN = 4  # the thickest line stands for at least EVEN times the even weight: broad heads keep thin lines
 FONT_SIZE = 11.0  # points
 THICKEST = 8.0  # points
 GAP = 0.16  # inches between labels
@@ -43,8 +43,8 @@ def lines(
     head: int | Sequence[int] | None = None,
     *,
     sample: int = 0,
-    queries: Tokens = None,
-    keys: Tokens = None,
+    queries: Texts = None,
+    keys: Texts = None,
     when: str | None = None,
     title: str | None = None,
 ) -> Figure:
@@ -53,8 +53,12 @@ def lines(
     `head` is one head or several, of which the mean is drawn; by default all. `source` is a Sight, or weights as for
     `head_map`, of at most 64 tokens a side; weights below 0.02 have no line. `when` names a decoder's rows as there.
     """
-    read = partial(make_grid, source, sample=sample, queries=queries, keys=keys, when=when)
-    cells = _average_heads(read, head)
+    heads = [head] if head is None or isinstance(head, int) else head
+    if not heads:
+        raise ShapeError("there are no heads to draw")
+    grids = [make_grid(source, number, sample=sample, queries=queries, keys=keys, when=when) for number in heads]
+    mean: NDArray[np.float64] = np.mean([cells.values for cells in grids], axis=0)
+    cells = WeightGrid(mean, grids[0].queries, grids[0].keys)
     rows, columns = len(cells.queries.positions), len(cells.keys.positions)
     if not cells.exact or max(rows, columns) > MAX_TOKENS:
         raise ShapeError(
@@ -66,29 +70,18 @@ def lines(
         figure = _draw_figure(cells)
         texts = [*(cells.queries.texts or ()), *(cells.keys.texts or ())]
         notes = [_describe_lines(cells, looks), style.note_missing_fonts(texts), style.CAVEAT]
-        style.write_title(figure, _default_title(source, head) if title is None else title, notes)
+        style.write_title(figure, describe_heads(source, head) if title is None else title, notes)
     return figure
 
 
 def has_lines(sight: Sight) -> bool:
     """Whether the attention is short enough for `lines`, and every weight of it is known."""
-    known = sight.blocks == (1, 1) or sight.kept is not None
-    return known and max(len(sight.queries), sight.keys) <= MAX_TOKENS
-
-
-def _average_heads(read: Callable[[int | None], WeightGrid], head: int | Sequence[int] | None) -> WeightGrid:
-    """The weights of one head, or the mean of several."""
-    if head is None or isinstance(head, int):
-        return read(head)
-    if not head:
-        raise ShapeError("there are no heads to draw")
-    drawn = [read(one) for one in head]
-    values: NDArray[np.float64] = np.mean([one.values for one in drawn], axis=0)
-    return WeightGrid(values, drawn[0].queries, drawn[0].keys)
+    exact = sight.blocks == (1, 1) or sight.kept is not None
+    return exact and max(len(sight.queries), sight.keys) <= MAX_TOKENS
 
 
 def _draw_figure(cells: WeightGrid) -> Figure:
-    above, below = (_list_words(axis) for axis in (cells.keys, cells.queries))
+    above, below = (make_axis_labels(axis.texts, axis.positions) for axis in (cells.keys, cells.queries))
     needed = max(_measure_row(above), _measure_row(below), MIN_WIDTH)
     upright = needed > MAX_WIDTH
     width = max(len(above), len(below)) * UPRIGHT_PITCH if upright else needed
@@ -100,10 +93,11 @@ def _draw_figure(cells: WeightGrid) -> Figure:
     _draw_lines(axes, cells.values, (top, bottom), height)
     for row, edge, side in ((top, height + 0.06, "bottom"), (bottom, -0.06, "top")):
         for word, centre in zip(row.words, row.centres, strict=True):
-            turned = {"rotation": 90 if "\n" not in word and len(word) > 1 else 0, "linespacing": 1.0, "va": side}
-            place = turned if upright else {"va": "baseline"}
+            look: Any = {"va": "baseline"}
+            if upright:
+                look = {"rotation": 90 if "\n" not in word and len(word) > 1 else 0, "linespacing": 1.0, "va": side}
             y = edge if upright or side == "bottom" else edge - FONT_SIZE / 72
-            axes.text(centre, y, word, ha="center", fontsize=FONT_SIZE, **place)
+            axes.text(centre, y, word, ha="center", fontsize=FONT_SIZE, **look)
     axes.set(xlim=(0, width), ylim=(-room - 0.06, height + room + 0.06))
     axes.set_axis_off()
     return figure
@@ -117,8 +111,8 @@ def _draw_lines(axes: Axes, weights: NDArray[np.float64], rows: tuple[_Row, _Row
     thickest = min(THICKEST, 0.6 * pitch * 72)
     hues = style.current_theme().line_hues(np.linspace(0, 1, len(top.centres)))
     codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
-    found = [(weight, query, key) for (query, key), weight in np.ndenumerate(weights) if weight >= LEAST_WEIGHT]
-    for weight, query, key in sorted(found):
+    cells = [(weight, query, key) for (query, key), weight in np.ndenumerate(weights) if weight >= LEAST_WEIGHT]
+    for weight, query, key in sorted(cells):
         above, below, share = top.centres[key], bottom.centres[query], min(1.0, weight / full)
         curve = Path([(above, height), (above, 0.4 * height), (below, 0.6 * height), (below, 0)], codes)
         thread = {"linewidth": max(0.5, thickest * share), "alpha": 0.3 + 0.5 * share, "capstyle": "butt"}
@@ -132,17 +126,13 @@ def _full_weight(weights: NDArray[np.float64]) -> float:
 
 
 def _describe_lines(cells: WeightGrid, looks: str) -> str:
-    full, odd = _full_weight(cells.values), not np.isfinite(cells.values).all()
     parts = [
         f"Above: the token that is looked at. Below: the one that {looks}. A line is as thick as its weight,",
-        f"the thickest stands for {full:.2g}; weights below {LEAST_WEIGHT} have none.",
-        "Some weights are not finite numbers and have none." if odd else "",
+        f"the thickest stands for {_full_weight(cells.values):.2g}; weights below {LEAST_WEIGHT} have none.",
     ]
-    return " ".join(part for part in parts if part)
-
-
-def _list_words(axis: GridAxis) -> list[str]:
-    return make_labels(axis.texts) if axis.texts is not None else [str(place) for place in axis.positions]
+    if not np.isfinite(cells.values).all():
+        parts.append("Some weights are not finite numbers and have none.")
+    return " ".join(parts)
 
 
 def _measure_row(words: Sequence[str]) -> float:
@@ -154,7 +144,7 @@ def _place_row(words: Sequence[str], width: float, upright: bool) -> _Row:
     """Spreads labels over the width, each in the middle of its own room."""
     if upright:
         stacked = [stack_characters(word) if len(word) <= 4 else word for word in words]
-        return _Row(stacked, [(place + 0.5) * width / len(words) for place in range(len(words))])
+        return _Row(stacked, [(index + 0.5) * width / len(words) for index in range(len(words))])
     rest = (width - _measure_row(words)) / len(words)
     rooms = [fonts.measure_width(word, FONT_SIZE) + GAP + rest for word in words]
     return _Row(list(words), [end - room / 2 for end, room in zip(accumulate(rooms), rooms, strict=True)])
@@ -169,16 +159,3 @@ def _label_height(word: str) -> float:
     if "\n" in word or (len(word) == 1 and is_wide(word)):
         return (word.count("\n") + 1) * FONT_SIZE * 1.25 / 72
     return fonts.measure_width(word, FONT_SIZE) + 0.05
-
-
-def _default_title(source: Source, head: int | Sequence[int] | None) -> str:
-    if head is None:
-        count = len(list_heads(source))
-        heads = "mean of all heads" if count > 1 else f"head {list_heads(source)[0]}"
-    elif isinstance(head, int):
-        heads = f"head {head}"
-    else:
-        heads = f"mean of heads {', '.join(map(str, head))}" if len(head) > 1 else f"head {head[0]}"
-    if isinstance(source, Sight):
-        return f"{source.name}, {heads}"
-    return heads.capitalize() if source.ndim > 2 else ""

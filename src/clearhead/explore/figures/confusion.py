@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -13,9 +12,9 @@ from numpy.typing import NDArray
 from clearhead.errors import ShapeError
 from clearhead.explore.figures import fonts, label_text, style
 
-NUMBERED = 30  # labels: of more, the numbers in the cells would be too small
-WIDEST = 32  # letters of a label
-WORST = 5  # pairs that are named below
+MAX_NUMBERED = 30  # labels: of more, the numbers in the cells would be too small
+MAX_LABEL_WIDTH = 32  # letters
+MAX_PAIRS = 5  # of labels that are named below
 
 
 def confusion_matrix(names: Sequence[str], counts: NDArray[np.int64], *, title: str | None = None) -> Figure:
@@ -26,35 +25,30 @@ def confusion_matrix(names: Sequence[str], counts: NDArray[np.int64], *, title: 
     if counts.shape != (len(names), len(names)):
         raise ShapeError(f"{len(names)} labels need a matrix of that size, got {tuple(counts.shape)}")
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    numbered = len(names) <= MAX_NUMBERED
     with style.figure_style() as theme:
-        shown = [label_text.make_drawable(name, WIDEST) for name in names]
-        size = style.TEXT if len(names) <= NUMBERED else style.SMALL * 0.75
-        side = len(names) * (0.42 if len(names) <= NUMBERED else 0.135)
-        beside = max(fonts.measure_width(one, size) for one in shown) + 0.4
+        labels = [label_text.make_drawable(name, MAX_LABEL_WIDTH) for name in names]
+        size = style.TEXT if numbered else style.SMALL * 0.75
+        side = len(names) * (0.42 if numbered else 0.135)
+        beside = max(fonts.measure_width(label, size) for label in labels) + 0.4
         figure = style.make_figure(side + beside + 1.2, side + beside + 1.3, boxes=True)
         axes = figure.add_subplot()
-        norm = style.make_norm(1.0, exact=len(names) <= NUMBERED)
+        norm = style.make_norm(1.0, exact=numbered)
         axes.imshow(shares, cmap=theme.sequential, norm=norm, aspect="equal")
-        axes.set_xticks(range(len(names)), shown, rotation=90, fontsize=size)
-        axes.set_yticks(range(len(names)), shown, fontsize=size)
+        axes.set_xticks(range(len(names)), labels, rotation=90, fontsize=size)
+        axes.set_yticks(range(len(names)), labels, fontsize=size)
         axes.set_xlabel("given by the model")
         axes.set_ylabel("right")
-        if len(names) <= NUMBERED:
-            _write_counts(axes, counts, shares, theme)
+        for row, column in zip(*np.nonzero(counts), strict=True) if numbered else ():
+            style.write_in_cell(axes, column, row, f"{counts[row, column]}", theme.sequential(shares[row, column]))
         style.add_colour_bar(figure, ScalarMappable(norm, theme.sequential), axes, "share of the right label")
-        style.write_title(figure, title, [_describe_worst(shown, counts), style.note_missing_fonts(names)])
+        style.write_title(figure, title, [_describe_worst(labels, counts), style.note_missing_fonts(names)])
     return figure
-
-
-def _write_counts(axes: Axes, counts: NDArray[np.int64], shares: NDArray[np.float64], theme: style.Theme) -> None:
-    for row, column in zip(*np.nonzero(counts), strict=True):
-        ink = style.choose_text_colour(theme.sequential(shares[row, column]))
-        axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=style.SMALL, color=ink)
 
 
 def _describe_worst(names: Sequence[str], counts: NDArray[np.int64]) -> str:
     wrong = np.where(np.eye(len(names), dtype=bool), 0, counts)
-    order = np.argsort(-wrong, axis=None, kind="stable")[:WORST]
-    pairs = [divmod(int(place), len(names)) for place in order]
+    order = np.argsort(-wrong, axis=None, kind="stable")[:MAX_PAIRS]
+    pairs = [divmod(int(cell), len(names)) for cell in order]
     said = [f"{names[row]} → {names[column]} ({wrong[row, column]})" for row, column in pairs if wrong[row, column]]
     return f"Most often confused: {', '.join(said)}." if said else "Nothing was confused."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -21,9 +21,9 @@ from clearhead.explore.figures.media_figures import head_overlays, sound_alignme
 from clearhead.explore.figures.received_attention import received
 from clearhead.explore.figures.sentence_coverage import coverage
 from clearhead.explore.figures.style import FORMATS, MAX_TITLE, is_our_figure, save, theme
-from clearhead.explore.opening_head import find_most_informative
-from clearhead.explore.recorded_media import read_media
+from clearhead.explore.head_summaries import find_most_informative
 from clearhead.explore.subjects import select_heads
+from clearhead.explore.token_axis import read_media
 from clearhead.lens import Forward, Record
 from clearhead.lens.analysis.roles import NONE
 from clearhead.tasks.media import PictureInput
@@ -53,14 +53,14 @@ def write_figures(
     Figures of an earlier call are replaced; any other file of such a name is refused before anything is drawn.
     """
     check_figure_folder(folder, kind)
-    paths = [Path(folder) / f"{one.name}.{kind}" for one in planned]
+    paths = [Path(folder) / f"{figure.name}.{kind}" for figure in planned]
     for path in paths:
         if path.is_file() and path.stat().st_size and not is_our_figure(path):
             raise ConfigError(f"{path} exists and is not a clearhead figure; choose another folder, or remove it")
-    for path, one in zip(paths, planned, strict=True):
+    for path, figure in zip(paths, planned, strict=True):
         with theme("dark" if dark else "light"):
-            figure = one.draw()
-        yield save(figure, path), one.description
+            drawn = figure.draw()
+        yield save(drawn, path), figure.description
 
 
 def check_figure_folder(folder: str | Path, kind: str) -> None:
@@ -89,92 +89,88 @@ def list_record_figures(
     self-attention, the head with the largest score in a role. `when` names a decoder's rows, as in `head_map`.
     """
     record_names.check_row_naming(when)
-    found = []
+    planned = []
     for number, forward in enumerate(record.calls, start=1):
-        before = f"part-{number}-" if len(record.calls) > 1 else ""
-        model, texts = name or forward.about.model or "attention", _describe_texts(forward)
-        for one in _CallFigures(forward, select_heads(heads, forward), model, texts, when).plan():
-            found.append(one._replace(name=before + one.name))
-    return found
+        prefix = f"part-{number}-" if len(record.calls) > 1 else ""
+        model = name or forward.about.model or "attention"
+        for figure in _CallFigures(forward, select_heads(heads, forward), model, when).plan():
+            planned.append(figure._replace(name=prefix + figure.name))
+    return planned
 
 
 class _CallFigures:
     """Plans the figures of one call; titles name the model, the figure and the texts."""
 
-    def __init__(
-        self, forward: Forward, heads: Mapping[str, Sequence[int]], model: str, texts: str, when: str | None
-    ) -> None:
-        self.forward, self.model, self.texts, self.when = forward, model, texts, when
+    def __init__(self, forward: Forward, heads: Mapping[str, Sequence[int]], model: str, when: str | None) -> None:
+        self.forward, self.model, self.when = forward, model, when
         self.media = read_media(forward)
         self.kinds = record_names.group_by_kind(forward.names)
+        self.crossing = [kind for kind, names in self.kinds.items() if forward[names[0]].cross]
         self.roles = {name: find_roles(forward, name) for name in forward.names}
         self.best = {kind: self._find_best(names) for kind, names in self.kinds.items()}
-        self.chosen = [_Head(name, number) for name, numbers in heads.items() for number in numbers]
+        self.wanted = [_Head(name, number) for name, numbers in heads.items() for number in numbers]
 
     def plan(self) -> Iterator[PlannedFigure]:
-        forward, kinds = self.forward, self.kinds
-        crossing = [kind for kind, names in kinds.items() if forward[names[0]].cross]
+        forward, kinds, crossing = self.forward, self.kinds, self.crossing
         if crossing and forward.about.task == "summarisation":
-            draw = partial(coverage, forward, title=self._make_title("what the summary covers"))
+            draw = self._plan(coverage, forward, "what the summary covers")
             yield PlannedFigure("coverage", "each sentence of the text: its share of the summary's attention", draw)
-        yield from self._plan_media(crossing) if self.media is not None else self._plan_alignments(crossing)
-        yield from self._plan_lines(crossing)
-        for one in self.chosen or [head for kind, head in self.best.items() if kind not in crossing]:
-            name, large = f"head-{one.name}-{one.number}", self._plan_map(head_map, one)
-            yield PlannedFigure(name, f"{one}: the weights of each token", large)
-        for name in dict.fromkeys(one.name for one in self.best.values()):
+        yield from self._plan_alignments() if self.media is None else self._plan_media()
+        yield from self._plan_lines()
+        for head in self.wanted or [head for kind, head in self.best.items() if kind not in crossing]:
+            file, large = f"head-{head.name}-{head.number}", self._plan_head(head_map, head, when=self.when)
+            yield PlannedFigure(file, f"{head}: the weights of each token", large)
+        for name in dict.fromkeys(head.name for head in self.best.values()):
             captions = {number: role for _, number, role, _ in self.roles[name] if role != NONE}
-            draw = partial(head_grid, forward[name], when=self.when, title=self._make_title(name), captions=captions)
+            draw = self._plan(head_grid, forward[name], name, when=self.when, captions=captions)
             yield PlannedFigure(f"heads-{name}", f"{name}: all heads", draw)
         if len(kinds) > 1:
-            draw = partial(side_by_side, forward, when=self.when, title=self._make_title("the last layers"))
+            draw = self._plan(side_by_side, forward, "the last layers", when=self.when)
             yield PlannedFigure("side-by-side", f"{', '.join(kinds)}: the last layers side by side", draw)
         for by in ("role", "entropy", "distance"):
-            draw = partial(head_atlas, forward, by, title=self._make_title(f"heads by {by}"))
+            draw = self._plan(head_atlas, forward, f"heads by {by}", by=by)
             yield PlannedFigure(f"atlas-{by}", f"every head, coloured by {by}", draw)
-        draw = partial(curves, forward, title=self._make_title("entropy and distance"))
+        draw = self._plan(curves, forward, "entropy and distance")
         yield PlannedFigure("curves", "entropy and distance over the text, by layer", draw)
         for names in kinds.values():
             last = names[-1]
-            draw = partial(
-                received, forward[last], title=self._make_title(f"{last}, attention received, mean of all heads")
-            )
+            draw = self._plan(received, forward[last], f"{last}, attention received, mean of all heads")
             yield PlannedFigure(f"received-{last}", f"{last}: how much attention each token receives", draw)
 
-    def _plan_alignments(self, crossing: Sequence[str]) -> Iterator[PlannedFigure]:
-        for kind in crossing:
-            one = self.best[kind]
-            draw = self._plan_map(alignment, one)
-            yield PlannedFigure(
-                "alignment", f"{one}: the source token with the largest weight for each target token", draw
-            )
+    def _plan_alignments(self) -> Iterator[PlannedFigure]:
+        for kind in self.crossing:
+            head = self.best[kind]
+            description = f"{head}: the source token with the largest weight for each target token"
+            yield PlannedFigure("alignment", description, self._plan_head(alignment, head, when=self.when))
 
-    def _plan_lines(self, crossing: Sequence[str]) -> Iterator[PlannedFigure]:
-        """Lines of the chosen heads, or of the best cross-attention or else self-attention, where texts are short."""
-        for one in self.chosen or [self.best[kind] for kind in crossing or self.kinds]:
-            if has_lines(self.forward[one.name]) and not (self.media is not None and self.forward[one.name].cross):
-                name, draw = f"lines-{one.name}-{one.number}", self._plan_map(lines, one)
-                yield PlannedFigure(name, f"{one}: lines between tokens, as thick as the weights", draw)
+    def _plan_lines(self) -> Iterator[PlannedFigure]:
+        """Lines of the wanted heads, or of the best cross-attention or else self-attention, where texts are short."""
+        for head in self.wanted or [self.best[kind] for kind in self.crossing or self.kinds]:
+            sight = self.forward[head.name]
+            if has_lines(sight) and not (self.media is not None and sight.cross):
+                file, draw = f"lines-{head.name}-{head.number}", self._plan_head(lines, head, when=self.when)
+                yield PlannedFigure(file, f"{head}: lines between tokens, as thick as the weights", draw)
 
-    def _plan_media(self, crossing: Sequence[str]) -> Iterator[PlannedFigure]:
-        """What each word looks at in a picture or sound: in the chosen heads or the best, and in all of that layer."""
-        chosen = [one for one in self.chosen if self.forward[one.name].cross]
-        for one in chosen or [self.best[kind] for kind in crossing]:
-            sight, title = self.forward[one.name], self._make_title(str(one))
-            if isinstance(self.media, PictureInput):
-                draw = partial(word_overlays, sight, one.number, title=title)
-                description = f"{one}: the patches that each word looks at"
-            else:
-                draw = partial(sound_alignment, sight, one.number, title=title)
-                description = f"{one}: spectrogram, CTC, and the moments that each letter looks at"
-            yield PlannedFigure(f"overlay-{one.name}-{one.number}", description, draw)
-        for name in dict.fromkeys(self.best[kind].name for kind in crossing):
-            if isinstance(self.media, PictureInput):
-                draw = partial(head_overlays, self.forward[name], title=self._make_title(name))
-                yield PlannedFigure(f"overlays-{name}", f"{name}: the patches of each word, head by head", draw)
+    def _plan_media(self) -> Iterator[PlannedFigure]:
+        """What each word looks at in a picture or sound: in the wanted heads or the best, and in all of that layer."""
+        pictured = isinstance(self.media, PictureInput)
+        best = [self.best[kind] for kind in self.crossing]
+        for head in [head for head in self.wanted if self.forward[head.name].cross] or best:
+            draw = self._plan_head(word_overlays if pictured else sound_alignment, head)
+            shown = "the patches that each word" if pictured else "spectrogram, CTC, and the moments that each letter"
+            yield PlannedFigure(f"overlay-{head.name}-{head.number}", f"{head}: {shown} looks at", draw)
+        for name in dict.fromkeys(head.name for head in best) if pictured else ():
+            draw = self._plan(head_overlays, self.forward[name], name)
+            yield PlannedFigure(f"overlays-{name}", f"{name}: the patches of each word, head by head", draw)
 
-    def _plan_map(self, draw: Callable[..., Figure], one: _Head) -> Callable[[], Figure]:
-        return partial(draw, self.forward[one.name], one.number, when=self.when, title=self._make_title(str(one)))
+    def _plan(self, draw: Callable[..., Figure], source: Any, what: str, **options: Any) -> Callable[[], Figure]:
+        """A figure with the title of this call: the model and what is drawn, then the input and the answer."""
+        both = (self.forward.about.input, self.forward.about.text)
+        texts = " → ".join(make_drawable(text, MAX_TITLE // 2) for text in both if text)
+        return partial(draw, source, **options, title="\n".join(filter(None, (f"{self.model}: {what}", texts))))
+
+    def _plan_head(self, draw: Callable[..., Figure], head: _Head, **options: Any) -> Callable[[], Figure]:
+        return self._plan(draw, self.forward[head.name], str(head), head=head.number, **options)
 
     def _find_best(self, names: Sequence[str]) -> _Head:
         """The head with the largest score in its role; if none has a role, the first head of the last attention.
@@ -183,15 +179,6 @@ class _CallFigures:
         """
         if self.media is not None and self.forward[names[0]].cross:
             return _Head(*find_most_informative([self.forward[name] for name in names], [0] * len(names)))
-        every = [one for name in names for one in self.roles[name]]
+        every = [role for name in names for role in self.roles[name]]
         played = [(score, _Head(name, head)) for name, head, role, score in every if role != NONE]
         return max(played)[1] if played else _Head(names[-1], self.forward[names[-1]].heads[0])
-
-    def _make_title(self, what: str) -> str:
-        return "\n".join(line for line in (f"{self.model}: {what}", self.texts) if line)
-
-
-def _describe_texts(forward: Forward) -> str:
-    """The input and the answer, on one line."""
-    both = (forward.about.input, forward.about.text)
-    return " → ".join(make_drawable(text, MAX_TITLE // 2) for text in both if text)

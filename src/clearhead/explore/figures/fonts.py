@@ -10,41 +10,14 @@ from matplotlib.textpath import text_to_path
 import clearhead.shipped as shipped
 
 LATIN = "DejaVu Sans"  # comes with matplotlib
-CHINESE = (
-    "Noto Sans CJK SC",
-    "Noto Sans SC",
-    "Source Han Sans SC",
-    "Source Han Sans CN",
-    "PingFang SC",
-    "Hiragino Sans GB",
-    "Microsoft YaHei",
-    "WenQuanYi Micro Hei",
-    "WenQuanYi Zen Hei",
-    "SimHei",
-    "Heiti SC",
-    "Noto Sans CJK TC",
-    "Noto Sans CJK JP",
-    "Noto Sans CJK KR",
-    "Noto Serif CJK SC",
-    "Droid Sans Fallback",
-    "Arial Unicode MS",
-    "SimSun",
-    "AR PL UMing CN",
+CHINESE = (  # installed with Linux, macOS and Windows; the shipped font comes after them
+    *("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN", "PingFang SC"),
+    *("Hiragino Sans GB", "Microsoft YaHei", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "SimHei", "Heiti SC"),
 )
-OTHERS = (
-    "Malgun Gothic",
-    "Apple SD Gothic Neo",
-    "NanumGothic",
-    "Noto Sans Devanagari",
-    "Noto Sans Bengali",
-    "Noto Sans Tamil",
-    "Nirmala UI",
-    "Noto Sans Thai",
-    "Leelawadee UI",
-    "Thonburi",
-    "Noto Sans Symbols2",
-    "Segoe UI Symbol",
-    "Noto Emoji",
+OTHERS = (  # scripts that neither LATIN nor CHINESE has
+    *("Malgun Gothic", "Apple SD Gothic Neo", "NanumGothic", "Noto Sans Devanagari", "Noto Sans Bengali"),
+    *("Noto Sans Tamil", "Nirmala UI", "Noto Sans Thai", "Leelawadee UI", "Thonburi", "Noto Sans Symbols2"),
+    *("Segoe UI Symbol", "Noto Emoji"),
 )
 POINTS = 72  # in an inch
 
@@ -52,10 +25,10 @@ POINTS = 72  # in an inch
 @lru_cache(maxsize=1)
 def list_families() -> tuple[str, ...]:
     """Font families in the order of lookup: Latin, Chinese of this machine, the shipped one, other scripts."""
-    known = set(fontManager.get_font_names())
-    chinese = next((name for name in CHINESE if name in known and _has_glyphs(name, "人的我")), None)
-    found = [LATIN, *([chinese] if chinese else []), *_add_shipped_font(), *(name for name in OTHERS if name in known)]
-    return tuple(found)
+    installed = set(fontManager.get_font_names())
+    chinese = [name for name in CHINESE if name in installed and _has_glyphs(name, "人的我")][:1]
+    others = [name for name in OTHERS if name in installed]
+    return (LATIN, *chinese, *_add_shipped_font(), *others)
 
 
 def has_glyph(letter: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +15,15 @@ from matplotlib.patches import Rectangle
 
 from clearhead.errors import ShapeError
 from clearhead.explore.figures import fonts, record_names, style, tick_labels
-from clearhead.explore.figures.weight_grid import MAX_LABELS, Source, Tokens, WeightGrid, list_heads, make_grid
+from clearhead.explore.figures.record_names import Texts
+from clearhead.explore.figures.weight_grid import (
+    MAX_LABELS,
+    Source,
+    WeightGrid,
+    describe_heads,
+    list_heads,
+    make_grid,
+)
 from clearhead.lens import Forward, Record, Sight
 
 MAX_NUMBERED = 20  # tokens a side with numbers in their cells
@@ -36,8 +44,8 @@ def head_map(
     head: int | None = None,
     *,
     sample: int = 0,
-    queries: Tokens = None,
-    keys: Tokens = None,
+    queries: Texts = None,
+    keys: Texts = None,
     when: str | None = None,
     title: str | None = None,
 ) -> Figure:
@@ -51,7 +59,7 @@ def head_map(
     """
     cells = make_grid(source, head, sample=sample, queries=queries, keys=keys, when=when)
     words = ("key: is looked at", f"query: {describe_rows(source, when if queries is None else None) or 'looks'}")
-    return _draw_single(cells, _default_title(source, head) if title is None else title, words)
+    return _draw_single(cells, describe_heads(source, head) if title is None else title, words)
 
 
 def alignment(
@@ -59,8 +67,8 @@ def alignment(
     head: int | None = None,
     *,
     sample: int = 0,
-    queries: Tokens = None,
-    keys: Tokens = None,
+    queries: Texts = None,
+    keys: Texts = None,
     when: str | None = None,
     title: str | None = None,
 ) -> Figure:
@@ -74,115 +82,94 @@ def alignment(
     cells = make_grid(source, head, sample=sample, queries=queries, keys=keys, when=when)
     named_by = describe_rows(source, when) if queries is None else ""
     side = f"target: {named_by}" if named_by else "target"
-    return _draw_single(cells, _default_title(source, head) if title is None else title, ("source", side), framed=True)
+    return _draw_single(cells, describe_heads(source, head) if title is None else title, ("source", side), framed=True)
 
 
 def describe_rows(source: Source, when: str | None) -> str:
     """Whether rows are named by tokens written or read, in words; "" if there is no choice."""
     if not isinstance(source, Sight):
         return ""
-    if record_names.get_written_texts(source, when=when):
+    if record_names.get_written_texts(source, when):
         return "is being written"
-    chosen = when == "read" and record_names.get_written_texts(source, when="written")
-    return "has just been read" if source.cross or chosen else ""
+    by_choice = when == "read" and record_names.get_written_texts(source, "written")
+    return "has just been read" if source.cross or by_choice else ""
 
 
 def _choose_row_naming(sight: Sight, head: int | None, sample: int) -> str:
     """The naming of rows, "written" or "read", with more weight from punctuation to punctuation."""
-    given = make_grid(sight, head, sample=sample)
-    marks = record_names.find_punctuation(given.keys.texts)
-    if not given.exact or not any(marks):
+    cells = make_grid(sight, head, sample=sample)
+    columns = record_names.find_punctuation(cells.keys.texts)
+    if not cells.exact or not any(columns):
         return "written"
-    own = {
-        when: record_names.find_punctuation(record_names.get_query_texts(sight, sample, when=when))
-        for when in ("written", "read")
-    }
-    scores = {when: float(given.values[np.ix_(rows, marks)].sum()) for when, rows in own.items() if rows}
+    scores = dict[str, float]()
+    for when in ("written", "read"):
+        if rows := record_names.find_punctuation(record_names.get_query_texts(sight, sample, when)):
+            scores[when] = float(cells.values[np.ix_(rows, columns)].sum())
     return max(scores, key=lambda when: scores[when], default="written")
 
 
 def head_grid(
     source: Source,
-    heads: Sequence[int] | None = None,
     *,
     sample: int = 0,
-    queries: Tokens = None,
-    keys: Tokens = None,
+    queries: Texts = None,
+    keys: Texts = None,
     when: str | None = None,
     title: str | None = None,
     captions: Mapping[int, str] | None = None,
 ) -> Figure:
-    """Heat maps of all heads of one attention, or some, on one colour scale; `captions` are added to their titles.
+    """Heat maps of all heads of one attention on one colour scale; `captions` are added to their titles.
 
     `when` names the rows as in `head_map`.
     """
-    numbers = list_heads(source) if heads is None else list(heads)
+    numbers, captions = list_heads(source), captions or {}
     if not numbers:
         raise ShapeError("there are no heads to draw")
-    drawn = [
-        make_grid(source, one, sample=sample, queries=queries, keys=keys, when=when, most=PANEL_CELLS)
-        for one in numbers
+    grids = [
+        make_grid(source, head, sample=sample, queries=queries, keys=keys, when=when, most=PANEL_CELLS)
+        for head in numbers
     ]
+    titles = [f"head {head} · {captions[head]}" if captions.get(head) else f"head {head}" for head in numbers]
     columns = min(len(numbers), 4 if len(numbers) <= 16 else 8)
     rows = ceil(len(numbers) / columns)
     with style.figure_style():
-        titles = [_make_caption(number, captions or {}) for number in numbers]
-        size = _panel_size(drawn[0], max(fonts.measure_width(one, style.SMALL) for one in titles))
-        beside, above = _measure_labels(drawn[0], size)
+        size = _panel_size(grids[0], max(fonts.measure_width(words, style.SMALL) for words in titles))
+        beside, above = _measure_labels(grids[0], size)
         wide, high = columns * (size.width + 0.15) + beside, rows * (size.height + 0.36) + above
         figure = style.make_figure(wide + 1.1, high + 1.1, boxes=True)
-        grid = figure.subplots(rows, columns, squeeze=False)
-        norm = _make_norm(drawn)
-        for axes, cells, words in zip(grid.flat, drawn, titles, strict=False):
+        panels = figure.subplots(rows, columns, squeeze=False)
+        norm = _make_norm(grids)
+        for axes, cells, words in zip(panels.flat, grids, titles, strict=False):
             _draw_map(axes, cells, norm, size)
             axes.label_outer()
             axes.set_title(words, fontsize=style.SMALL, pad=3)
-        for axes in grid.flat[len(numbers) :]:
+        for axes in panels.flat[len(numbers) :]:
             axes.set_axis_off()
-        _finish(figure, drawn[:1], norm, _default_title(source, None, every=True) if title is None else title)
+        default = source.name if isinstance(source, Sight) else ""
+        _finish(figure, grids[:1], norm, default if title is None else title)
     return figure
 
 
-def _make_caption(number: int, captions: Mapping[int, str]) -> str:
-    return f"head {number} · {captions[number]}" if captions.get(number) else f"head {number}"
-
-
 def side_by_side(
-    source: Record | Forward,
-    chosen: Mapping[str, int | None] | None = None,
-    *,
-    sample: int = 0,
-    tokens: record_names.Sides = None,
-    when: str | None = None,
-    title: str | None = None,
+    source: Record | Forward, *, sample: int = 0, when: str | None = None, title: str | None = None
 ) -> Figure:
-    """Heat maps side by side: `{"encoder.5.self": 2, "decoder.2.cross": None}`, None for the mean of all heads.
-
-    By default the last layer of each kind of attention.
-    """
+    """The last layer of each kind of attention, side by side: heat maps of the mean of all heads."""
     forward = record_names.get_call(source)
-    wanted = chosen or {names[-1]: None for names in record_names.group_by_kind(forward.names).values()}
-    drawn = []
-    for name, head in wanted.items():
-        sight = forward[name]
-        queries, keys = (
-            record_names.get_query_texts(sight, sample, tokens, when=when),
-            record_names.get_key_texts(sight, sample, tokens),
-        )
-        drawn.append(make_grid(sight, head, sample=sample, queries=queries, keys=keys, most=2 * PANEL_CELLS))
+    sights = [forward[names[-1]] for names in record_names.group_by_kind(forward.names).values()]
+    grids = [make_grid(sight, sample=sample, when=when, most=2 * PANEL_CELLS) for sight in sights]
     with style.figure_style():
-        plot_sizes = _equal_sizes(drawn)
-        sizes = [_measure_labels(cells, size) for cells, size in zip(drawn, plot_sizes, strict=True)]
-        width = sum(size.width + beside + 0.35 for size, (beside, _) in zip(plot_sizes, sizes, strict=True))
-        height = max(size.height + above for size, (_, above) in zip(plot_sizes, sizes, strict=True))
+        sizes = _equal_sizes(grids)
+        labels = [_measure_labels(cells, size) for cells, size in zip(grids, sizes, strict=True)]
+        width = sum(size.width + beside + 0.35 for size, (beside, _) in zip(sizes, labels, strict=True))
+        height = max(size.height + above for size, (_, above) in zip(sizes, labels, strict=True))
         figure = style.make_figure(width + 1.0, height + 1.3, boxes=True)
-        grid = figure.subplots(1, len(drawn), squeeze=False, width_ratios=[size.width for size in plot_sizes])
-        norm = _make_norm(drawn)
-        for axes, cells, size, (name, head) in zip(grid.flat, drawn, plot_sizes, wanted.items(), strict=True):
-            _draw_map(axes, cells, norm, size, numbered=all(_is_numbered(one) for one in drawn))
+        panels = figure.subplots(1, len(grids), squeeze=False, width_ratios=[size.width for size in sizes])
+        norm, numbered = _make_norm(grids), all(map(_is_numbered, grids))
+        for axes, cells, size, sight in zip(panels.flat, grids, sizes, sights, strict=True):
+            _draw_map(axes, cells, norm, size, numbered=numbered)
             axes.set_anchor("N")
-            axes.set_title(_default_title(forward[name], head), fontsize=style.TEXT, pad=8)
-        _finish(figure, drawn, norm, title)
+            axes.set_title(describe_heads(sight, None), fontsize=style.TEXT, pad=8)
+        _finish(figure, grids, norm, title)
     return figure
 
 
@@ -208,7 +195,7 @@ def _draw_map(axes: Axes, cells: WeightGrid, norm: Normalize, size: PlotSize, *,
     rows, columns = cells.values.shape
     theme = style.current_theme()
     if max(rows, columns) <= MAX_VECTOR:
-        edges = (np.arange(size + 1) - 0.5 for size in (columns, rows))
+        edges = (np.arange(count + 1) - 0.5 for count in (columns, rows))
         axes.pcolormesh(
             *edges, cells.values, cmap=theme.sequential, norm=norm, edgecolors=theme.background, linewidth=0.7
         )
@@ -228,43 +215,32 @@ def _write_numbers(axes: Axes, cells: WeightGrid, norm: Normalize) -> None:
     scale = style.current_theme().sequential
     for (row, column), weight in np.ndenumerate(cells.values):
         text = "0" if weight == 0 else f"{weight:.2f}"
-        colour = style.choose_text_colour(scale(norm(weight)))
-        axes.text(column, row, text, ha="center", va="center", fontsize=style.SMALL, color=colour)
+        style.write_in_cell(axes, column, row, text, scale(norm(weight)))
 
 
 def _frame_strongest(axes: Axes, cells: WeightGrid) -> None:
+    look: Any = {"fill": False, "edgecolor": style.current_theme().highlight, "linewidth": 2}
     for row, weights in enumerate(cells.values):
         if weights.max() > 0:
             corner = (float(weights.argmax()) - 0.5, row - 0.5)
-            frame = Rectangle(
-                corner,
-                1,
-                1,
-                fill=False,
-                edgecolor=style.current_theme().highlight,
-                linewidth=2,
-                zorder=3,
-                clip_on=False,
-            )
-            axes.add_patch(frame)
+            axes.add_patch(Rectangle(corner, 1, 1, zorder=3, clip_on=False, **look))
 
 
-def _finish(figure: Figure, drawn: Sequence[WeightGrid], norm: Normalize, title: str | None) -> None:
+def _finish(figure: Figure, grids: Sequence[WeightGrid], norm: Normalize, title: str | None) -> None:
     """Adds the colour bar, the title and the notes."""
-    exact = all(cells.exact for cells in drawn)
-    axes = figure.get_axes()
+    exact = all(cells.exact for cells in grids)
     scale = ScalarMappable(norm, style.current_theme().sequential)
-    style.add_colour_bar(figure, scale, axes, "attention weight" if exact else "share of attention")
-    sides = [axis for cells in drawn for axis in (cells.queries, cells.keys) if axis.labelled]
+    style.add_colour_bar(figure, scale, figure.get_axes(), "attention weight" if exact else "share of attention")
+    sides = [axis for cells in grids for axis in (cells.queries, cells.keys) if axis.labelled]
     texts = [text for axis in sides for text in axis.texts or ()]
-    blocks = sorted({(cells.queries.block, cells.keys.block) for cells in drawn if not cells.exact})
+    blocks = sorted({(cells.queries.block, cells.keys.block) for cells in grids if not cells.exact})
     meaning = "the sum over its keys, averaged over its queries"
     notes = [f"A cell is {rows} × {columns} tokens: {meaning}." for rows, columns in blocks]
     style.write_title(figure, title, [*notes, style.note_missing_fonts(texts), style.CAVEAT])
 
 
-def _make_norm(drawn: Sequence[WeightGrid]) -> Normalize:
-    return style.make_norm(max(cells.values.max() for cells in drawn), all(_is_numbered(cells) for cells in drawn))
+def _make_norm(grids: Sequence[WeightGrid]) -> Normalize:
+    return style.make_norm(max(cells.values.max() for cells in grids), all(map(_is_numbered, grids)))
 
 
 def _is_numbered(cells: WeightGrid) -> bool:
@@ -291,30 +267,22 @@ def _panel_size(cells: WeightGrid, widest: float) -> PlotSize:
     return PlotSize(max(size.width, widest), size.height)
 
 
-def _equal_sizes(drawn: Sequence[WeightGrid]) -> list[PlotSize]:
+def _equal_sizes(grids: Sequence[WeightGrid]) -> list[PlotSize]:
     """Sizes of maps side by side: equal cells if all maps are small, else equal maps."""
-    longest = max(max(cells.values.shape) for cells in drawn)
-    if all(cells.exact for cells in drawn) and longest <= MAX_EQUAL_CELLS:
+    longest = max(max(cells.values.shape) for cells in grids)
+    if all(cells.exact for cells in grids) and longest <= MAX_EQUAL_CELLS:
         side = 0.4 if longest <= MAX_NUMBERED else 0.17
-        return [PlotSize(columns * side, rows * side) for rows, columns in (cells.values.shape for cells in drawn)]
-    return [_fit_into(4.6, *cells.values.shape) for cells in drawn]
+        return [PlotSize(columns * side, rows * side) for rows, columns in (cells.values.shape for cells in grids)]
+    return [_fit_into(4.6, *cells.values.shape) for cells in grids]
 
 
 def _fit_into(inches: float, rows: int, columns: int) -> PlotSize:
     longest = max(rows, columns)
-    return PlotSize(*(max(inches * size / longest, 0.25 * inches) for size in (columns, rows)))
+    return PlotSize(*(max(inches * count / longest, 0.25 * inches) for count in (columns, rows)))
 
 
 def _measure_labels(cells: WeightGrid, size: PlotSize) -> tuple[float, float]:
+    """The width of the labels beside a map, and the height of those above it, in inches."""
     rows, columns = cells.values.shape
-    return tick_labels.measure_query_labels(cells.queries, size.height / rows), tick_labels.measure_key_labels(
-        cells.keys, size.width / columns
-    )
-
-
-def _default_title(source: Source, head: int | None, *, every: bool = False) -> str:
-    number = "" if every else "mean of all heads" if head is None else f"head {head}"
-    if not isinstance(source, Sight):
-        many = source.ndim > 2
-        return number.capitalize() if many else ""
-    return f"{source.name}, {number}" if number else source.name
+    beside = tick_labels.measure_query_labels(cells.queries, size.height / rows)
+    return beside, tick_labels.measure_key_labels(cells.keys, size.width / columns)

@@ -19,12 +19,17 @@ def make_labels(tokens: Sequence[str | None]) -> list[str]:
     >>> make_labels(["▁un", "lock", "▁the", "▁door", ".", "\\t", "", "▁", "</s>"])
     ['un', '·lock', 'the', 'door', '.', '⇥', '∅', '␣', '⟨/s⟩']
     """
-    found, before = list[str](), ""
+    labels, before = list[str](), ""
     for token, word in zip(tokens, display_tokens([token or "" for token in tokens]), strict=True):
         dot = GLUED if word.glued and _in_word(before[-1:]) and _in_word(word.shown[:1]) else ""
-        found.append(dot + make_drawable(word.shown, MAX_WIDTH - len(dot)) if token else EMPTY)
+        labels.append(dot + make_drawable(word.shown, MAX_WIDTH - len(dot)) if token else EMPTY)
         before = word.shown
-    return found
+    return labels
+
+
+def make_axis_labels(texts: Sequence[str | None] | None, positions: Sequence[int]) -> list[str]:
+    """The labels of tokens, or their positions where the texts are not known."""
+    return [str(position) for position in positions] if texts is None else make_labels(texts)
 
 
 def make_drawable(text: str, widest: int = MAX_WIDTH) -> str:
@@ -37,7 +42,7 @@ def make_drawable(text: str, widest: int = MAX_WIDTH) -> str:
         return EMPTY
     if len(text) > 4 * widest:  # the middle would be cut anyway
         text = text[: 2 * widest] + text[-2 * widest :]
-    pieces = [_make_visible(letter, place, text) for place, letter in enumerate(text)]
+    pieces = [_make_visible(letter, index, text) for index, letter in enumerate(text)]
     if sum(map(_count_columns, pieces)) <= widest:
         return _join_pieces(pieces)
     first = _take_fitting(pieces, widest - 6)
@@ -48,7 +53,8 @@ def make_drawable(text: str, widest: int = MAX_WIDTH) -> str:
 def find_missing_character(texts: Iterable[str | None]) -> str:
     """A visible character of these texts that no font has; "" if there is none."""
     letters = {letter for text in texts for letter in text or ""}
-    return next((one for one in sorted(letters) if _is_visible(one) and not fonts.has_glyph(one)), "")
+    visible = (letter for letter in sorted(letters) if unicodedata.category(letter)[0] in "LNPS")
+    return next((letter for letter in visible if not fonts.has_glyph(letter)), "")
 
 
 def stack_characters(label: str) -> str:
@@ -61,7 +67,7 @@ def stack_characters(label: str) -> str:
 
 
 def wrap_text(text: str, inches: float, points: float) -> list[str]:
-    """Lines no wider than so many inches at a font size in points; Chinese may be broken anywhere.
+    """Lines no wider than `inches` at a font size in points; Chinese may be broken anywhere.
 
     >>> wrap_text("one two three", 0.6, 10.0)
     ['one two', 'three']
@@ -81,22 +87,18 @@ def is_wide(letter: str) -> bool:
     return unicodedata.east_asian_width(letter) in "WF"
 
 
-def _is_visible(letter: str) -> bool:
-    return unicodedata.category(letter)[0] in "LNPS"
-
-
-def _make_visible(letter: str, place: int, text: str) -> str:
-    """A character, or what is drawn instead of it."""
+def _make_visible(letter: str, index: int, text: str) -> str:
+    """The character of a text at an index, or what is drawn instead of it."""
     kind = unicodedata.category(letter)
     if letter == " ":
-        return SPACE if place == 0 or place == len(text) - 1 else letter
+        return SPACE if index in (0, len(text) - 1) else letter
     if kind == "Cc":
         return ascii(letter)[1:-1]
-    if letter in "\ufe0e\ufe0f" and place > 0:  # variation selectors are invisible
+    if letter in "\ufe0e\ufe0f" and index > 0:  # variation selectors are invisible
         return ""
     if kind[0] in "CZ" or not fonts.has_glyph(letter):
         return f"U+{ord(letter):04X}"
-    return HOLDER + letter if kind[0] == "M" and place == 0 else letter
+    return HOLDER + letter if kind[0] == "M" and index == 0 else letter
 
 
 def _count_columns(piece: str) -> int:
@@ -105,13 +107,13 @@ def _count_columns(piece: str) -> int:
 
 def _take_fitting(pieces: Sequence[str], widest: int) -> list[str]:
     """The first pieces that fit, at least one."""
-    kept, used = list[str](), 0
+    fitting, used = list[str](), 0
     for piece in pieces:
         used += _count_columns(piece)
-        if kept and used > widest:
+        if fitting and used > widest:
             break
-        kept.append(piece)
-    return kept
+        fitting.append(piece)
+    return fitting
 
 
 def _join_pieces(pieces: Sequence[str]) -> str:

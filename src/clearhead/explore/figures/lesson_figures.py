@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from clearhead.errors import ConfigError
 from clearhead.explore.figures import style
 from clearhead.lens import measure
 
-SCORES = 20_000
+SCORES, DEVIATIONS = 20_000, (100.0, 1.0)
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 HEADS, FEATURES = 2, 32
 MAX_SECONDS = 0.25  # a method that took longer is not tried with more tokens
@@ -35,32 +34,26 @@ METHODS: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
 }
 
 
-def saturation(deviations: tuple[float, float] = (100.0, 1.0), *, scores: int = SCORES, seed: int = 0) -> Figure:
+def saturation() -> Figure:
     """Why scores are divided by √d: the softmax of scores with a large deviation saturates.
 
-    Above, histograms of normal scores with these standard deviations; below, their softmax.
+    Above, histograms of normal scores with the standard deviations 100 and 1; below, their softmax.
     """
-    if scores < 2 or any(not deviation > 0 for deviation in deviations):
-        raise ConfigError(f"scores must be at least 2 and deviations greater than 0, got {scores} and {deviations}")
-    drawn = torch.randn(scores, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    scores = torch.randn(SCORES, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with style.figure_style() as theme:
         figure = style.make_figure(9.6, 5.6)
         grid = figure.subplots(2, 2)
-        for (above, below), deviation in zip(grid.T, deviations, strict=True):
-            wide = drawn * deviation
+        for (above, below), deviation in zip(grid.T, DEVIATIONS, strict=True):
             style.style_axes(above)
-            above.hist(wide.numpy(), bins=50, color=theme.sequential(0.55))
-            above.set_title(f"{scores:,} scores, standard deviation {deviation:g}")
+            above.hist((scores * deviation).numpy(), bins=50, color=theme.sequential(0.55))
+            above.set_title(f"{SCORES:,} scores, standard deviation {deviation:g}")
             above.set(xlabel="score", ylabel="how many")
-            _draw_weights(below, wide.softmax(0))
-        style.write_title(
-            figure,
-            "The softmax saturates when scores spread wide",
-            [
-                "A query and a key of d random features have scores of standard deviation √d: divided by √d, it is 1.",
-                "Gradients pass through w(1 − w): where one weight is 1 and the others 0, nothing is learned.",
-            ],
-        )
+            _draw_weights(below, (scores * deviation).softmax(0))
+        notes = [
+            "A query and a key of d random features have scores of standard deviation √d: divided by √d, it is 1.",
+            "Gradients pass through w(1 − w): where one weight is 1 and the others 0, nothing is learned.",
+        ]
+        style.write_title(figure, "The softmax saturates when scores spread wide", notes)
     return figure
 
 
@@ -79,16 +72,15 @@ def _draw_weights(axes: Axes, weights: Float[Tensor, " keys"]) -> None:
     axes.ticklabel_format(axis="y", scilimits=(-3, 3))
 
 
-def positional_encodings(width: int = 64, tokens: int = 128, *, base: float = 10000.0) -> Figure:
+def positional_encodings(width: int = 64, tokens: int = 128) -> Figure:
     """Positional encodings: sinusoidal values, rotary angles, and the similarity of two positions.
 
     The similarity is the product of two sinusoids, normalised to 1 for equal positions; a query and a key of ones after
     rotary have the same product.
     """
-    places = torch.arange(tokens)
-    waves = Sinusoidal(width, base)(places, torch.float64)
-    rotary = Rotary(width, base)
-    angles = (places[:, None].double() * rotary.speeds(places.device)).remainder(2 * torch.pi)
+    positions = torch.arange(tokens)
+    waves = Sinusoidal(width)(positions, torch.float64)
+    angles = (positions[:, None].double() * Rotary(width).speeds(positions.device)).remainder(2 * torch.pi)
     similar = (waves @ waves[0]) / (waves[0] @ waves[0])
     with style.figure_style() as theme:
         figure = style.make_figure(13.2, 4.6)
@@ -126,57 +118,55 @@ def _draw_field(
 class Cost(NamedTuple):
     """Time and peak memory beyond the input, in bytes, of one method at one sequence length."""
 
-    way: str
+    method: str
     tokens: int
     seconds: float
     memory: int
 
 
-def measure_costs(
-    lengths: Sequence[int] = LENGTHS, *, device: str = "cpu", patience: float = MAX_SECONDS
-) -> list[Cost]:
+def measure_costs(lengths: Sequence[int] = LENGTHS) -> list[Cost]:
     """Measures time and memory of the definition, a fused kernel and the lens for growing lengths; takes seconds.
 
-    Times are the best of three runs. A method that took longer than `patience` seconds is not tried with more tokens.
+    Times are the best of three runs. A method that took longer than 0.25 s is not tried with more tokens.
     """
     if not lengths or min(lengths) < 1:
         raise ConfigError(f"lengths must be whole numbers of at least 1, got {list(lengths)}")
-    found, chance = list[Cost](), torch.Generator().manual_seed(0)
-    for way, run in METHODS.items():
+    costs, generator = list[Cost](), torch.Generator().manual_seed(0)
+    for method, run in METHODS.items():
         for tokens in sorted(lengths):
-            tensors = [torch.randn(1, HEADS, tokens, FEATURES, generator=chance).to(device) for _ in range(3)]
+            tensors = [torch.randn(1, HEADS, tokens, FEATURES, generator=generator) for _ in range(3)]
             job = partial(run, *tensors)
             with torch.no_grad():
-                memory = _measure_memory(job, device)  # the first run, which also warms up
-                seconds = min(_measure_seconds(job, device) for _ in range(3))
-            found.append(Cost(way, tokens, seconds, memory))
-            if seconds > patience:
+                memory = _measure_memory(job)  # the first run, which also warms up
+                seconds = min(_measure_seconds(job) for _ in range(3))
+            costs.append(Cost(method, tokens, seconds, memory))
+            if seconds > MAX_SECONDS:
                 break
-    return found
+    return costs
 
 
-def cost(costs: Sequence[Cost] | None = None, *, title: str = "What attention costs") -> Figure:
+def cost(costs: Sequence[Cost] | None = None) -> Figure:
     """Time and memory against the number of tokens, on logarithmic axes; measured now unless `costs` are given."""
     measured = measure_costs() if costs is None else list(costs)
     if not measured:
         raise ConfigError("there are no costs to draw")
-    ways = list(dict.fromkeys(one.way for one in measured))
+    lengths, methods = sorted({point.tokens for point in measured}), dict.fromkeys(point.method for point in measured)
     with style.figure_style() as theme:
         figure = style.make_figure(10.4, 4.8)
         grid = figure.subplots(1, 2)
+        colours = [theme.categorical[number] for number in (1, 0, 2)]
         quantities = ("seconds", 1e3, "time, ms"), ("memory", 1e-6, "memory, MB")
         for axes, (quantity, factor, name) in zip(grid, quantities, strict=True):
             style.style_axes(axes)
-            for way, colour, mark in zip(
-                ways, (theme.categorical[1], theme.categorical[0], theme.categorical[2]), "os^", strict=False
-            ):
-                own = [one for one in measured if one.way == way]
-                values = [max(getattr(one, quantity) * factor, 1e-6) for one in own]
-                axes.plot([one.tokens for one in own], values, marker=mark, color=colour, label=way, markersize=5)
-            _set_log_axes(axes, sorted({one.tokens for one in measured}))
+            for method, colour, mark in zip(methods, colours, "os^", strict=False):
+                points = [point for point in measured if point.method == method]
+                values = [max(getattr(point, quantity) * factor, 1e-6) for point in points]
+                tokens = [point.tokens for point in points]
+                axes.plot(tokens, values, marker=mark, color=colour, label=method, markersize=5)
+            _set_log_axes(axes, lengths)
             axes.set(xlabel="tokens", ylabel=name)
         figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-        style.write_title(figure, title)
+        style.write_title(figure, "What attention costs")
         words: Any = {"loc": "left", "fontsize": style.SMALL, "color": theme.muted}
         grid[0].set_title(f"{HEADS} heads of {FEATURES} features, float32, measured here", **words)
         grid[1].set_title("beyond the input; a dashed line is the square of the length", **words)
@@ -198,22 +188,16 @@ def _set_log_axes(axes: Axes, lengths: Sequence[int]) -> None:
     axes.set_ylim(low, high)
 
 
-def _measure_seconds(job: Callable[[], object], device: str) -> float:
-    _synchronise(device)
+def _measure_seconds(job: Callable[[], object]) -> float:
     began = time.perf_counter()
     job()
-    _synchronise(device)
     return time.perf_counter() - began
 
 
-def _measure_memory(job: Callable[[], object], device: str) -> int:
-    """Peak memory in bytes: from the allocator on a GPU, else from the profiler."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        job()
-        return torch.cuda.max_memory_allocated() - before
-    with _silence_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+def _measure_memory(job: Callable[[], object]) -> int:
+    """Peak memory in bytes, from the profiler."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own log output
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         job()
     events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = most = 0
@@ -221,22 +205,3 @@ def _measure_memory(job: Callable[[], object], device: str) -> int:
         held += event.nbytes()
         most = max(most, held)
     return most
-
-
-@contextmanager
-def _silence_profiler() -> Iterator[None]:
-    """Turns off the profiler's own log output."""
-    before = os.environ.get("KINETO_LOG_LEVEL")
-    os.environ["KINETO_LOG_LEVEL"] = "99"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["KINETO_LOG_LEVEL"]
-        else:
-            os.environ["KINETO_LOG_LEVEL"] = before
-
-
-def _synchronise(device: str) -> None:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()

@@ -39,14 +39,17 @@ class _Panel(NamedTuple):
     lines: dict[str, dict[str, Float[Tensor, " queries"]]]
     ordered: bool  # whether the lines have an order, as layers do
 
+    @property
+    def block(self) -> int:
+        """How many tokens a point stands for."""
+        return -(-len(self.axis.positions) // MAX_POINTS)
+
 
 def curves(
     source: Sight | Record | Forward,
     measures: Sequence[str] = ("entropy", "distance"),
     *,
     sample: int = 0,
-    heads: Sequence[int] | None = None,
-    tokens: record_names.Sides = None,
     title: str | None = None,
 ) -> Figure:
     """Measures over the text: for a Sight a line for each head, for a Record the mean of heads for each layer.
@@ -58,11 +61,11 @@ def curves(
         if measure not in MEASURES:
             raise ConfigError(f"there are no curves of {measure!r}; {suggest_name(measure, MEASURES)}")
     if isinstance(source, Sight):
-        panels = [_make_head_panel(source, measures, sample, heads, tokens)]
+        panels = [_make_head_panel(source, measures, sample)]
     else:
         forward = record_names.get_call(source)
         panels = [
-            _make_layer_panel(kind, [forward[name] for name in names], measures, sample, heads, tokens)
+            _make_layer_panel(kind, [forward[name] for name in names], measures, sample)
             for kind, names in record_names.group_by_kind(forward.names).items()
         ]
     with style.figure_style():
@@ -75,47 +78,37 @@ def curves(
             column[0].set_title(panel.title)
             _add_legend(figure, list(column), panel)
         texts = [text for panel in panels for text in panel.axis.texts or ()]
-        notes = {f"Points are means over {_block_size(panel)} tokens." for panel in panels if _block_size(panel) > 1}
+        notes = {f"Points are means over {panel.block} tokens." for panel in panels if panel.block > 1}
         style.write_title(figure, title, [*sorted(notes), style.note_missing_fonts(texts)])
     return figure
 
 
-def _make_head_panel(
-    sight: Sight, measures: Sequence[str], sample: int, heads: Sequence[int] | None, tokens: record_names.Sides
-) -> _Panel:
-    chosen = sight.heads if heads is None else heads
+def _make_head_panel(sight: Sight, measures: Sequence[str], sample: int) -> _Panel:
+    values = {measure: _measure_heads(sight, measure, sample) for measure in measures}
     lines = {
-        f"head {head}": {measure: _values(sight, measure, sample)[sight.place_of(head)] for measure in measures}
-        for head in chosen
+        f"head {head}": {measure: values[measure][index] for measure in measures}
+        for index, head in enumerate(sight.heads)
     }
-    return _Panel(sight.name, _make_axis(sight, sample, tokens), lines, ordered=False)
+    return _Panel(sight.name, _make_axis(sight, sample), lines, ordered=False)
 
 
-def _make_layer_panel(
-    kind: str,
-    sights: Sequence[Sight],
-    measures: Sequence[str],
-    sample: int,
-    heads: Sequence[int] | None,
-    tokens: record_names.Sides,
-) -> _Panel:
+def _make_layer_panel(kind: str, sights: Sequence[Sight], measures: Sequence[str], sample: int) -> _Panel:
     """A line is the mean over a layer's heads."""
     lines = {}
     for sight in sights:
         layer = record_names.split_name(sight.name)[1]
-        places = [sight.place_of(head) for head in (sight.heads if heads is None else heads)]
         lines[sight.name if layer is None else f"layer {layer}"] = {
-            measure: _values(sight, measure, sample)[places].mean(0) for measure in measures
+            measure: _measure_heads(sight, measure, sample).mean(0) for measure in measures
         }
-    return _Panel(kind, _make_axis(sights[0], sample, tokens), lines, ordered=True)
+    return _Panel(kind, _make_axis(sights[0], sample), lines, ordered=True)
 
 
-def _make_axis(sight: Sight, sample: int, tokens: record_names.Sides) -> GridAxis:
-    return GridAxis(sight.queries.tolist(), 1, record_names.get_query_texts(sight, sample, tokens))
+def _make_axis(sight: Sight, sample: int) -> GridAxis:
+    return GridAxis(sight.queries.tolist(), 1, record_names.get_query_texts(sight, sample))
 
 
-def _values(sight: Sight, measure: str, sample: int) -> Float[Tensor, "heads queries"]:
-    """(heads, queries); NaN for distance in cross-attention and for queries that see nothing."""
+def _measure_heads(sight: Sight, measure: str, sample: int) -> Float[Tensor, "heads queries"]:
+    """One measure of all heads; NaN for distance in cross-attention and for queries that see nothing."""
     values: Tensor = getattr(sight, measure)[sample].double()
     hidden = sight.logsumexp[sample] == -torch.inf
     return values.masked_fill(hidden | (sight.cross and measure == "distance"), torch.nan)
@@ -123,21 +116,19 @@ def _values(sight: Sight, measure: str, sample: int) -> Float[Tensor, "heads que
 
 def _draw_curves(axes: Axes, panel: _Panel, measure: str, width: float) -> None:
     style.style_axes(axes)
-    count, block = len(panel.axis.positions), _block_size(panel)
-    some = False
+    count, block, empty = len(panel.axis.positions), panel.block, True
     for (name, values), (colour, dash) in zip(panel.lines.items(), _choose_styles(panel), strict=True):
-        y = values[measure]
-        points = np.array([float(part.nanmean()) for part in y.split(block)])
+        points = np.array([float(part.nanmean()) for part in values[measure].split(block)])
         x = np.arange(len(points)) * block + (block - 1) / 2
         mark = "o" if len(points) <= 40 else ""
         axes.plot(x, points, dash, color=colour, label=name, linewidth=1.4, marker=mark, markersize=3)
-        some = some or not np.isnan(points).all()
+        empty = empty and bool(np.isnan(points).all())
     axes.set(xlim=(-0.5, count - 0.5), ylabel=MEASURES[measure])
-    if some:
-        axes.set_ylim(bottom=0)
-    else:
+    if empty:
         text = "not measured in cross-attention" if measure == "distance" else "no query sees any key"
         axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=style.current_theme().muted)
+    else:
+        axes.set_ylim(bottom=0)
     tick_labels.write_key_labels(axes, panel.axis, width / count, top=False)
     axes.label_outer()
 
@@ -146,8 +137,8 @@ def _choose_styles(panel: _Panel) -> list[tuple[object, str]]:
     """Colours and dashes: a scale for layers, distinct colours for a few heads."""
     count, theme = len(panel.lines), style.current_theme()
     if panel.ordered or count > len(theme.categorical):
-        return [(theme.sequential_lines(place / max(count - 1, 1)), style.DASHES[0]) for place in range(count)]
-    return [(theme.categorical[place], style.DASHES[place % len(style.DASHES)]) for place in range(count)]
+        return [(theme.sequential_lines(number / max(count - 1, 1)), style.DASHES[0]) for number in range(count)]
+    return [(theme.categorical[number], style.DASHES[number % len(style.DASHES)]) for number in range(count)]
 
 
 def _add_legend(figure: Figure, column: Sequence[Axes], panel: _Panel) -> None:
@@ -156,7 +147,3 @@ def _add_legend(figure: Figure, column: Sequence[Axes], panel: _Panel) -> None:
         return
     scale = ScalarMappable(Normalize(0, len(panel.lines) - 1), style.current_theme().sequential_lines)
     style.add_colour_bar(figure, scale, column, "layer" if panel.ordered else "head")
-
-
-def _block_size(panel: _Panel) -> int:
-    return -(-len(panel.axis.positions) // MAX_POINTS)

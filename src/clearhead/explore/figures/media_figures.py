@@ -10,18 +10,18 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure
 
 from clearhead.errors import RecordError
 from clearhead.explore.figures import fonts, style
 from clearhead.explore.figures.label_text import make_labels
 from clearhead.explore.figures.weight_grid import MAX_LABELS, make_grid
-from clearhead.explore.recorded_media import read_media
-from clearhead.lens import Forward, Sight
+from clearhead.explore.token_axis import read_media
+from clearhead.lens import Sight
 from clearhead.tasks.media import PictureInput, SoundInput
 
-VEIL = 0.66  # how far patches without weight fade into one of
+VEIL = 0.66  # share of the veil's colour in patches without weight
 VEILS = {False: "#cdc9c0", True: "#14161b"}  # the colours on light and dark ground, as in the page
 FULL = 8.0  # times the even weight, from which on a patch has its full colours
 MAX_COLUMNS = 8
@@ -54,26 +54,30 @@ def word_overlays(sight: Sight, head: int | None = None, *, sample: int = 0, tit
             _draw_picture(axes, blend_overlay(media, weights), label)
         for axes in grid.flat[shown + 1 :]:
             axes.set_axis_off()
-        cut = f"The first {shown} of {len(words.labels)} words." if shown < len(words.labels) else ""
-        style.write_title(figure, title, [cut, style.note_missing_fonts(words.texts), style.CAVEAT])
+        _write_notes(figure, title, words, shown)
     return figure
 
 
 def head_overlays(sight: Sight, *, sample: int = 0, title: str | None = None) -> Figure:
     """A row of pictures for each head: what every word looks at in it."""
     media = _read_picture(sight)
-    every = [_read_words(sight, head, sample) for head in sight.heads]
-    shown = min(len(every[0].labels), 2 * MAX_COLUMNS)
+    words_of_heads = [_read_words(sight, head, sample) for head in sight.heads]
+    labels = words_of_heads[0].labels
+    shown = min(len(labels), 2 * MAX_COLUMNS)
     with style.figure_style():
-        figure, grid = _make_panels(media, len(every), shown, 0.62 * PANEL)
-        for head, row, words in zip(sight.heads, grid, every, strict=True):
-            for place, axes in enumerate(row):
-                first = head == sight.heads[0]
-                _draw_picture(axes, blend_overlay(media, words.weights[place]), words.labels[place] if first else "")
+        figure, grid = _make_panels(media, len(sight.heads), shown, 0.62 * PANEL)
+        for head, row, words in zip(sight.heads, grid, words_of_heads, strict=True):
+            first = head == sight.heads[0]
+            for axes, weights, label in zip(row, words.weights, labels, strict=False):
+                _draw_picture(axes, blend_overlay(media, weights), label if first else "")
             row[0].set_ylabel(f"head {head}", fontsize=style.SMALL, rotation=0, ha="right", va="center")
-        cut = f"The first {shown} of {len(every[0].labels)} words." if shown < len(every[0].labels) else ""
-        style.write_title(figure, title, [cut, style.note_missing_fonts(every[0].texts), style.CAVEAT])
+        _write_notes(figure, title, words_of_heads[0], shown)
     return figure
+
+
+def _write_notes(figure: Figure, title: str | None, words: _Words, shown: int) -> None:
+    cut = f"The first {shown} of {len(words.labels)} words." if shown < len(words.labels) else ""
+    style.write_title(figure, title, [cut, style.note_missing_fonts(words.texts), style.CAVEAT])
 
 
 def sound_alignment(sight: Sight, head: int | None = None, *, sample: int = 0, title: str | None = None) -> Figure:
@@ -81,44 +85,46 @@ def sound_alignment(sight: Sight, head: int | None = None, *, sample: int = 0, t
 
     By default the mean of all heads.
     """
-    media, words = read_media(_forward_of(sight)), _read_words(sight, head, sample)
+    media, words = _read_media(sight), _read_words(sight, head, sample)
     if not isinstance(media, SoundInput):
         raise RecordError(f"the record of {sight.name!r} contains no sound")
-    count, end = len(words.labels), media.start + words.weights.shape[1] * media.position_seconds
-    heights = [1.5, 0.5 if media.spikes else 0.0, min(max(0.21 * count, 0.9), 7.0)]
+    heights = [1.5, *([0.5] if media.spikes else []), min(max(0.21 * len(words.labels), 0.9), 7.0)]
     with style.figure_style() as theme:
         figure = style.make_figure(SOUND_WIDTH, sum(heights) + 1.5)
-        kept = [height for height in heights if height]
-        stack = figure.subplots(len(kept), 1, sharex=True, squeeze=False, height_ratios=kept)[:, 0]
+        stack = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         _draw_spectrogram(stack[0], media)
         if media.spikes:
             _draw_spikes(stack[1], media, SOUND_WIDTH - 1.6)
         norm = style.make_norm(float(words.weights.max()), False)
-        edges = media.start + np.arange(words.weights.shape[1] + 1) * media.position_seconds
-        stack[-1].pcolormesh(
-            edges, np.arange(count + 1) - 0.5, words.weights, cmap=theme.sequential, norm=norm, rasterized=True
-        )
-        heard = media.start + len(media.spectrogram) * media.frame_seconds
-        stack[-1].set(ylim=(count - 0.5, -0.5), xlim=(media.start, max(end, heard)))
-        step = ceil(count / MAX_LABELS)
-        stack[-1].set_yticks(range(0, count, step), words.labels[::step], fontsize=style.SMALL)
-        for text in stack[-1].get_yticklabels():
-            text.set_parse_math(False)
-        stack[-1].set_xlabel("seconds", fontsize=style.SMALL, color=theme.muted)
-        stack[-1].spines[:].set_visible(False)
-        scale = ScalarMappable(norm, theme.sequential)
-        style.add_colour_bar(figure, scale, stack[-1], "attention weight")
+        _draw_letters(stack[-1], media, words, norm)
+        style.add_colour_bar(figure, ScalarMappable(norm, theme.sequential), stack[-1], "attention weight")
         style.write_title(figure, title, [style.note_missing_fonts(words.texts), style.CAVEAT])
     return figure
+
+
+def _draw_letters(axes: Axes, media: SoundInput, words: _Words, norm: Normalize) -> None:
+    """A row for each letter, a column for each position in time."""
+    count, theme = len(words.labels), style.current_theme()
+    edges = media.start + np.arange(words.weights.shape[1] + 1) * media.position_seconds
+    rows = np.arange(count + 1) - 0.5
+    axes.pcolormesh(edges, rows, words.weights, cmap=theme.sequential, norm=norm, rasterized=True)
+    heard = media.start + len(media.spectrogram) * media.frame_seconds
+    axes.set(ylim=(count - 0.5, -0.5), xlim=(media.start, max(edges[-1], heard)))
+    step = ceil(count / MAX_LABELS)
+    axes.set_yticks(range(0, count, step), words.labels[::step], fontsize=style.SMALL)
+    for text in axes.get_yticklabels():
+        text.set_parse_math(False)
+    axes.set_xlabel("seconds", fontsize=style.SMALL, color=theme.muted)
+    axes.spines[:].set_visible(False)
 
 
 def blend_overlay(media: PictureInput, weights: Float[np.ndarray, " keys"]) -> UInt8[np.ndarray, "height width 3"]:
     """The picture, grey and faded where the weights of its patches are small; tokens before the patches are ignored."""
     patches = media.rows * media.columns
-    own = weights[len(weights) - patches :]
-    most = max(float(own.max()), 1e-12)
+    weights = weights[len(weights) - patches :]
+    most = max(float(weights.max()), 1e-12)
     strength = min(max(most * patches / FULL, 0.12), 1.0)
-    shares = (strength * own / most).clip(0, 1).reshape(media.rows, media.columns) ** 0.6
+    shares = (strength * weights / most).clip(0, 1).reshape(media.rows, media.columns) ** 0.6
     height, width = media.pixels.shape[:2]
     down, across = (np.arange(size) * cells // size for size, cells in ((height, media.rows), (width, media.columns)))
     share = shares[np.ix_(down, across)][:, :, None]
@@ -130,16 +136,16 @@ def blend_overlay(media: PictureInput, weights: Float[np.ndarray, " keys"]) -> U
 
 
 def _read_picture(sight: Sight) -> PictureInput:
-    media = read_media(_forward_of(sight))
+    media = _read_media(sight)
     if not isinstance(media, PictureInput) or media.rows * media.columns > sight.keys:
         raise RecordError(f"the record of {sight.name!r} contains no picture")
     return media
 
 
-def _forward_of(sight: Sight) -> Forward:
+def _read_media(sight: Sight) -> PictureInput | SoundInput | None:
     if sight.forward is None:
         raise RecordError(f"{sight.name!r} belongs to no recorded call, so its picture or sound is not known")
-    return sight.forward
+    return read_media(sight.forward)
 
 
 def _read_words(sight: Sight, head: int | None, sample: int) -> _Words:
@@ -170,10 +176,9 @@ def _draw_spectrogram(axes: Axes, media: SoundInput) -> None:
     theme = style.current_theme()
     frames, mels = media.spectrogram.shape
     low, high = np.quantile(media.spectrogram, (0.2, 0.999))
-    ink = LinearSegmentedColormap.from_list("ink", [theme.background, theme.text])
     axes.imshow(
         media.spectrogram.T,
-        cmap=ink,
+        cmap=LinearSegmentedColormap.from_list("ink", [theme.background, theme.text]),
         vmin=low,
         vmax=max(high, low + 1e-9),
         origin="lower",
@@ -188,10 +193,10 @@ def _draw_spectrogram(axes: Axes, media: SoundInput) -> None:
 
 def _draw_spikes(axes: Axes, media: SoundInput, inches: float) -> None:
     theme = style.current_theme()
-    places = [media.start + (position + 0.5) * media.position_seconds for position, _, _ in media.spikes]
-    axes.vlines(places, 0, [chance for _, _, chance in media.spikes], color=theme.highlight, linewidth=1.4)
-    for place, label, chance in _join_spikes(media, inches):
-        text = axes.text(place, chance + 0.06, label, ha="center", va="bottom", fontsize=style.SMALL)
+    times = [media.start + (position + 0.5) * media.position_seconds for position, _, _ in media.spikes]
+    axes.vlines(times, 0, [chance for _, _, chance in media.spikes], color=theme.highlight, linewidth=1.4)
+    for time, label, chance in _join_spikes(media, inches):
+        text = axes.text(time, chance + 0.06, label, ha="center", va="bottom", fontsize=style.SMALL)
         text.set_parse_math(False)
     axes.set(ylim=(0, 1.75), yticks=[])
     axes.spines[["top", "left", "right"]].set_visible(False)
@@ -202,19 +207,19 @@ def _draw_spikes(axes: Axes, media: SoundInput, inches: float) -> None:
 def _join_spikes(media: SoundInput, inches: float) -> list[tuple[float, str, float]]:
     """Times, labels and heights of CTC's spikes: letters that would overlap are joined, repeated ones written once."""
     second = inches / (len(media.spectrogram) * media.frame_seconds)
-    found: list[tuple[float, float, str, float]] = []  # first and last time, text, height
+    groups: list[tuple[float, float, str, float]] = []  # first and last time, text, height
     before = (-2, "")
     for position, text, chance in media.spikes:
         time, again = media.start + (position + 0.5) * media.position_seconds, before == (position - 1, text)
         before = (position, text)
-        if found:
-            first, last, joined, height = found[-1]
-            room = sum(fonts.measure_width(_label_spike(one), style.SMALL) for one in (joined, text)) / 2 + 0.04
+        if groups:
+            first, last, joined, height = groups[-1]
+            room = sum(fonts.measure_width(_label_spike(label), style.SMALL) for label in (joined, text)) / 2 + 0.04
             if again or (time - (first + last) / 2) * second < room:
-                found[-1] = (first, time, joined + ("" if again else text), max(height, chance))
+                groups[-1] = (first, time, joined + ("" if again else text), max(height, chance))
                 continue
-        found.append((time, time, text, chance))
-    return [((first + last) / 2, _label_spike(text), height) for first, last, text, height in found]
+        groups.append((time, time, text, chance))
+    return [((first + last) / 2, _label_spike(text), height) for first, last, text, height in groups]
 
 
 def _label_spike(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -17,7 +18,8 @@ from torch import Tensor
 from clearhead.errors import RecordError, ShapeError
 from clearhead.explore.figures import fonts, record_names, style, tick_labels
 from clearhead.explore.figures.label_text import make_drawable, make_labels
-from clearhead.explore.figures.weight_grid import GridAxis, Source, Tokens, list_heads, select_weights
+from clearhead.explore.figures.record_names import Texts
+from clearhead.explore.figures.weight_grid import GridAxis, Source, describe_heads, list_heads, select_weights
 from clearhead.explore.token_display import display_tokens
 from clearhead.lens import Sight
 
@@ -30,12 +32,7 @@ MAX_RATIO = 30  # of the largest value to the mean, above which the scale is log
 
 
 def received(
-    source: Source,
-    head: int | None = None,
-    *,
-    sample: int = 0,
-    tokens: Tokens = None,
-    title: str | None = None,
+    source: Source, head: int | None = None, *, sample: int = 0, tokens: Texts = None, title: str | None = None
 ) -> Figure:
     """The sum over all queries of the weight on each token: as shades of the text, and as bars.
 
@@ -46,10 +43,8 @@ def received(
     if isinstance(source, Sight) and tokens is None:
         tokens = record_names.get_key_texts(source, sample)
     if not len(values) or (tokens is not None and len(tokens) < len(values)):
-        given = 0 if tokens is None else len(tokens)
-        raise ShapeError(f"{given} tokens are given for {len(values)} keys; give one for each")
+        raise ShapeError(f"{len(tokens or ())} tokens are given for {len(values)} keys; give one for each")
     axis = GridAxis(range(len(values)), 1, None if tokens is None else tokens[: len(values)])
-    named = _default_title(source, head) if title is None else title
     with style.figure_style():
         lines = _break_lines(axis.texts) if axis.texts is not None and len(values) <= MAX_SHADED else []
         figure = style.make_figure(WIDTH + 0.9, LINE * len(lines) + 3.2)
@@ -66,7 +61,8 @@ def received(
         _finish_bars(below, axis, values)
         if not lines and not axis.labelled:
             _label_peaks(below, axis, values)
-        style.write_title(figure, named, notes)
+        default = ": ".join(filter(None, ("Attention received", describe_heads(source, head))))
+        style.write_title(figure, default if title is None else title, notes)
     return figure
 
 
@@ -91,8 +87,8 @@ def _sum_received(source: Source, head: int | None, sample: int) -> NDArray[np.f
     else:
         if source.received is None:
             raise RecordError(f"{source.name!r} has no measure `received`; record the model again with watch()")
-        wanted = [source.place_of(one) for one in (list_heads(source) if head is None else [head])]
-        sums = source.received[sample, wanted].double().mean(0)
+        heads = [source.place_of(number) for number in (list_heads(source) if head is None else [head])]
+        sums = source.received[sample, heads].double().mean(0)
     values: NDArray[np.float64] = sums.numpy()
     return values
 
@@ -104,35 +100,32 @@ def _break_lines(tokens: Sequence[str | None]) -> list[list[Placed]]:
     """Places tokens in lines; tokens of one word touch each other."""
     lines: list[list[Placed]] = [[]]
     end = 0.0
-    for place, (token, word) in enumerate(zip(tokens, display_tokens([one or "" for one in tokens]), strict=True)):
+    for index, (token, word) in enumerate(zip(tokens, display_tokens([text or "" for text in tokens]), strict=True)):
         text = make_drawable(word.shown if token else "", 24)
         wide = fonts.measure_width(text, FONT_SIZE) + 0.1
         begin = end + (0.0 if word.glued else 0.07) if lines[-1] else 0.0
         if lines[-1] and begin + wide > WIDTH:
             lines.append([])
             begin = 0.0
-        lines[-1].append((place, text, begin, wide))
+        lines[-1].append((index, text, begin, wide))
         end = begin + wide
     return lines
 
 
 def _draw_text(axes: Axes, lines: Sequence[Sequence[Placed]], values: NDArray[np.float64], norm: Normalize) -> None:
-    scale = style.current_theme().sequential
+    theme = style.current_theme()
     for row, line in enumerate(lines):
-        for place, text, begin, wide in line:
-            colour = scale(norm(values[place]))
-            axes.add_patch(
-                Rectangle((begin, row + 0.06), wide, 0.88, facecolor=colour, edgecolor=style.current_theme().background)
-            )
-            ink = style.choose_text_colour(colour)
-            axes.text(begin + wide / 2, row + 0.5, text, ha="center", va="center", fontsize=FONT_SIZE, color=ink)
+        for index, text, begin, wide in line:
+            colour = theme.sequential(norm(values[index]))
+            axes.add_patch(Rectangle((begin, row + 0.06), wide, 0.88, facecolor=colour, edgecolor=theme.background))
+            style.write_in_cell(axes, begin + wide / 2, row + 0.5, text, colour, fontsize=FONT_SIZE)
     axes.set(xlim=(-0.02, WIDTH), ylim=(len(lines), 0))
     axes.set_axis_off()
 
 
 def _draw_bars(axes: Axes, values: NDArray[np.float64], norm: Normalize) -> None:
-    theme, places = style.current_theme(), np.arange(len(values))
-    axes.bar(places, values, width=0.8, color=theme.sequential(norm(values)), edgecolor=theme.grid, linewidth=0.6)
+    theme, tokens = style.current_theme(), np.arange(len(values))
+    axes.bar(tokens, values, width=0.8, color=theme.sequential(norm(values)), edgecolor=theme.grid, linewidth=0.6)
 
 
 def _draw_profile(axes: Axes, values: NDArray[np.float64]) -> list[str]:
@@ -160,10 +153,10 @@ def _finish_bars(axes: Axes, axis: GridAxis, values: NDArray[np.float64]) -> Non
     """Writes the mean of all tokens, the labels and the limits."""
     style.style_axes(axes)
     axes.grid(False, axis="x")
-    theme, count = style.current_theme(), len(values)
-    axes.axhline(float(values.mean()), color=theme.muted, linewidth=0.9, linestyle=(0, (4, 3)))
-    axes.annotate("mean", (1.0, float(values.mean())), xycoords=("axes fraction", "data"), xytext=(3, 0),
-                  textcoords="offset points", va="center", fontsize=style.SMALL, color=theme.muted)  # fmt: skip
+    theme, count, mean = style.current_theme(), len(values), float(values.mean())
+    axes.axhline(mean, color=theme.muted, linewidth=0.9, linestyle=(0, (4, 3)))
+    ends: Any = {"xy": (1.0, mean), "xycoords": ("axes fraction", "data"), "xytext": (3, 0), "va": "center"}
+    axes.annotate("mean", **ends, textcoords="offset points", fontsize=style.SMALL, color=theme.muted)
     side = 0.1 if axis.labelled else 0.012 * count  # room for the label of the first token
     axes.set(xlim=(-0.5 - side, count - 0.5 + side), ylabel="attention received")
     if axes.get_yscale() == "linear":
@@ -175,20 +168,15 @@ def _label_peaks(axes: Axes, axis: GridAxis, values: NDArray[np.float64]) -> Non
     """Labels the largest values that are not too close to each other."""
     if axis.texts is None:
         return
-    names, taken = make_labels(axis.texts), list[int]()
-    for place in np.argsort(-values, kind="stable").tolist():
-        if len(taken) == PEAKS:
+    look: Any = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center", "va": "bottom", "rotation": 90}
+    labels, peaks = make_labels(axis.texts), list[int]()
+    for token in np.argsort(-values, kind="stable").tolist():
+        if len(peaks) == PEAKS:
             break
-        if all(abs(place - other) > len(values) / 30 for other in taken):
-            taken.append(place)
-            name = names[place] if any(letter.isalnum() for letter in names[place]) else f"“{names[place]}”"
-            axes.annotate(name, (place, values[place]), xytext=(0, 4), textcoords="offset points", ha="center",
-                          va="bottom", rotation=90, fontsize=style.SMALL, parse_math=False)  # fmt: skip
+        if all(abs(token - peak) > len(values) / 30 for peak in peaks):
+            peaks.append(token)
+            label = labels[token] if any(letter.isalnum() for letter in labels[token]) else f"“{labels[token]}”"
+            axes.annotate(label, (token, values[token]), fontsize=style.SMALL, parse_math=False, **look)
     low, high = axes.get_ylim()
     top = float(values.max())  # labels stand in the upper third
     axes.set_ylim(low, low * (top / low) ** 1.5 if axes.get_yscale() == "log" else max(high, 1.5 * top))
-
-
-def _default_title(source: Source, head: int | None) -> str:
-    number = "mean of all heads" if head is None else f"head {head}"
-    return f"Attention received: {source.name}, {number}" if isinstance(source, Sight) else "Attention received"

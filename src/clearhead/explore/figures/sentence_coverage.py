@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,18 +26,19 @@ def coverage(source: Record | Forward, *, sample: int = 0, title: str | None = N
     The attention is the mean of all heads of all decoder layers, summed over the tokens of the answer. A text of more
     than 24 sentences is drawn by the 24 with the most attention.
     """
-    found = record_coverage(source, sample=sample)
-    shown = _choose_sentences(found.sentences)
+    measured = record_coverage(source, sample=sample)
+    ranked = sorted(measured.sentences, key=lambda sentence: -sentence.attention)[:MAX_SENTENCES]
+    sentences = sorted(ranked, key=lambda sentence: sentence.tokens.start)
     with style.figure_style():
-        lines = [wrap_text(make_drawable(one.text, MAX_LETTERS), TEXT_WIDTH, style.TEXT) or [""] for one in shown]
-        heights = [LINE * len(some) + GAP for some in lines]
+        texts = [make_drawable(sentence.text, MAX_LETTERS) for sentence in sentences]
+        lines = [wrap_text(text, TEXT_WIDTH, style.TEXT) or [""] for text in texts]
+        heights = [LINE * len(wrapped) + GAP for wrapped in lines]
         figure = style.make_figure(TEXT_WIDTH + BAR_WIDTH + 0.6, sum(heights) + 1.3)
-        axes = figure.subplots()
-        _draw_bars(axes, shown, lines, heights)
-        notes = [f"{found.attended:.0%} of the text's tokens got at least an even share of the attention."]
-        if len(shown) < len(found.sentences):
-            notes.append(f"The {len(shown)} of {len(found.sentences)} sentences with the most attention.")
-        notes.append(style.note_missing_fonts([one.text for one in shown]))
+        _draw_bars(figure.subplots(), sentences, lines, heights)
+        notes = [f"{measured.attended:.0%} of the text's tokens got at least an even share of the attention."]
+        if len(sentences) < len(measured.sentences):
+            notes.append(f"The {len(sentences)} of {len(measured.sentences)} sentences with the most attention.")
+        notes.append(style.note_missing_fonts([sentence.text for sentence in sentences]))
         style.write_title(figure, title or "What the summary covers of the text", notes)
     return figure
 
@@ -44,7 +47,7 @@ def record_coverage(source: Record | Forward, *, sample: int = 0) -> SourceCover
     """The coverage of the source text in one recorded call, from what its tokens received in all cross-attentions."""
     forward = record_names.get_call(source)
     sights = [forward[name] for name in forward.names if forward[name].cross]
-    received = [one.received for one in sights if one.received is not None]
+    received = [sight.received for sight in sights if sight.received is not None]
     if not sights or len(received) < len(sights):
         raise RecordError("coverage needs the measure `received` of cross-attention; record an encoder-decoder again")
     texts = record_names.get_key_texts(sights[0], sample)
@@ -52,32 +55,25 @@ def record_coverage(source: Record | Forward, *, sample: int = 0) -> SourceCover
         raise RecordError("the source tokens of this record are not known; label it first: record.label(source=…)")
     pieces = [text or "" for text in texts]
     last = len(pieces) - 1 if pieces and pieces[-1] == "</s>" else len(pieces)  # the end is no part of the text
-    mean = torch.stack([one[sample].double().mean(0) for one in received]).mean(0)
+    mean = torch.stack([sums[sample].double().mean(0) for sums in received]).mean(0)
     return measure_coverage(mean[:last], pieces[:last])
-
-
-def _choose_sentences(sentences: list[SentenceCoverage]) -> list[SentenceCoverage]:
-    """The sentences with the most attention, in the order of the text."""
-    ranked = sorted(range(len(sentences)), key=lambda place: -sentences[place].attention)[:MAX_SENTENCES]
-    return [sentences[place] for place in sorted(ranked)]
 
 
 def _draw_bars(axes: Axes, sentences: list[SentenceCoverage], lines: list[list[str]], heights: list[float]) -> None:
     theme, top = style.current_theme(), 0.0
-    largest = max((one.attention for one in sentences), default=0.0) or 1.0
+    largest = max((sentence.attention for sentence in sentences), default=0.0) or 1.0
     begin, scale = TEXT_WIDTH + 0.15, (BAR_WIDTH - 1.55) / largest
-    for one, some, height in zip(sentences, lines, heights, strict=True):
-        middle = top + height / 2
-        axes.text(TEXT_WIDTH, middle, "\n".join(some), ha="right", va="center", fontsize=style.TEXT, parse_math=False)
-        colour = theme.sequential(0.15 + 0.75 * one.attention / largest)
-        axes.barh(middle, one.attention * scale, left=begin, height=min(0.3, height * 0.7), color=colour)
-        tokens = one.tokens.stop - one.tokens.start
-        label = f"{one.attention:.0%} · {round(one.attended * tokens)} of {tokens} tokens"
-        axes.text(
-            begin + one.attention * scale + 0.08, middle, label, va="center", fontsize=style.SMALL, color=theme.muted
-        )
+    small: Any = {"fontsize": style.SMALL, "color": theme.muted}
+    for sentence, wrapped, height in zip(sentences, lines, heights, strict=True):
+        text, middle, length = "\n".join(wrapped), top + height / 2, sentence.attention * scale
+        axes.text(TEXT_WIDTH, middle, text, ha="right", va="center", fontsize=style.TEXT, parse_math=False)
+        colour = theme.sequential(0.15 + 0.75 * sentence.attention / largest)
+        axes.barh(middle, length, left=begin, height=min(0.3, height * 0.7), color=colour)
+        tokens = sentence.tokens.stop - sentence.tokens.start
+        label = f"{sentence.attention:.0%} · {round(sentence.attended * tokens)} of {tokens} tokens"
+        axes.text(begin + length + 0.08, middle, label, va="center", **small)
         top += height
     axes.plot([begin, begin], [0, top], color=theme.grid, linewidth=1.0)
     axes.set(xlim=(0, TEXT_WIDTH + BAR_WIDTH), ylim=(top or 1.0, 0))
     axes.set_axis_off()
-    axes.text(begin, -0.12, "share of the attention · tokens attended to", fontsize=style.SMALL, color=theme.muted)
+    axes.text(begin, -0.12, "share of the attention · tokens attended to", **small)

@@ -153,7 +153,7 @@ class _NotebookFigure(Figure):
 
 
 def make_figure(width: float, height: float, *, boxes: bool = False) -> Figure:
-    """An empty figure of so many inches with automatic layout; `boxes` is for axes with a fixed aspect."""
+    """An empty figure with automatic layout, its size in inches; `boxes` is for axes with a fixed aspect."""
     figure = _NotebookFigure(figsize=(max(width, MIN_WIDTH), height), layout="compressed" if boxes else "constrained")
     engine: Any = figure.get_layout_engine()
     engine.set(w_pad=0.08, h_pad=0.06)
@@ -196,18 +196,24 @@ def make_norm(largest: float, exact: bool) -> Normalize:
     return Normalize(0.0, 1.0) if exact else PowerNorm(0.5, 0.0, max(largest, 1e-6))
 
 
+def write_in_cell(axes: Axes, column: float, row: float, text: str, colour: ColorType, **look: Any) -> None:
+    """Writes a text in the middle of a cell of this colour, white or dark."""
+    ink = choose_text_colour(colour)
+    axes.text(column, row, text, **{"ha": "center", "va": "center", "fontsize": SMALL, "color": ink, **look})
+
+
 def choose_text_colour(colour: ColorType) -> str:
     """White or dark text, whichever has more contrast to this colour."""
     return max(("#ffffff", LIGHT.text), key=lambda ink: contrast_ratio(ink, colour))
 
 
-def contrast_ratio(one: ColorType, other: ColorType) -> float:
+def contrast_ratio(first: ColorType, second: ColorType) -> float:
     """The contrast of two colours, from 1 to 21, as WCAG defines it.
 
     >>> round(contrast_ratio("#ffffff", "#000000")), round(contrast_ratio("#777777", "#ffffff"), 2)
     (21, 4.48)
     """
-    dark, light = sorted(_luminance(colour) for colour in (one, other))
+    dark, light = sorted(_luminance(colour) for colour in (first, second))
     return (light + 0.05) / (dark + 0.05)
 
 
@@ -231,7 +237,7 @@ def save(figure: Figure, path: str | Path) -> Path:
     path = Path(path)
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
-        raise ConfigError(f"a figure is saved as {', '.join('.' + one for one in FORMATS)}, not as {path.name!r}")
+        raise ConfigError(f"a figure is saved as {', '.join(f'.{suffix}' for suffix in FORMATS)}, not as {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata: dict[str, dict[str, Any]] = {  # no date, so that the bytes are reproducible
         "png": {"Software": "clearhead"},

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.text import Text
 
 from clearhead.explore.figures import fonts
-from clearhead.explore.figures.label_text import make_labels, stack_characters
+from clearhead.explore.figures.label_text import make_axis_labels, stack_characters
 from clearhead.explore.figures.style import SMALL, TEXT
 from clearhead.explore.figures.weight_grid import GridAxis
 
@@ -23,18 +23,18 @@ MAX_STACKED = 4  # Chinese characters written from top to bottom
 
 def write_query_labels(axes: Axes, axis: GridAxis, pitch: float) -> None:
     """Writes labels on the left; `pitch` is the height of a cell in inches."""
-    places, words = place_labels(axis, pitch)
-    axes.set_yticks(places, words, fontsize=_font_size(axis, pitch))
+    cells, words = _place_labels(axis, pitch)
+    axes.set_yticks(cells, words, fontsize=_font_size(axis, pitch))
     _disable_math(axes.get_yticklabels())
 
 
 def write_key_labels(axes: Axes, axis: GridAxis, pitch: float, *, top: bool = True) -> None:
     """Writes labels at the top or bottom: horizontally if they fit, else rotated or stacked."""
-    places, words = place_labels(axis, pitch)
+    cells, words = _place_labels(axis, pitch)
     points, flat = _fit_one_line(words, axis, pitch)
     if top:
         axes.xaxis.tick_top()
-    axes.set_xticks(places, words if flat else [_stack_short(word) for word in words], fontsize=points)
+    axes.set_xticks(cells, words if flat else [_stack_short(word) for word in words], fontsize=points)
     for text in axes.get_xticklabels():
         if not flat and _is_rotated(text.get_text(), points, pitch):
             text.set_rotation(90)
@@ -44,34 +44,32 @@ def write_key_labels(axes: Axes, axis: GridAxis, pitch: float, *, top: bool = Tr
 
 def measure_query_labels(axis: GridAxis, pitch: float) -> float:
     """The width in inches of the labels of queries."""
-    return max(
-        (fonts.measure_width(word, _font_size(axis, pitch)) for word in place_labels(axis, pitch)[1]), default=0.0
-    )
+    points, (_, words) = _font_size(axis, pitch), _place_labels(axis, pitch)
+    return max((fonts.measure_width(word, points) for word in words), default=0.0)
 
 
 def measure_key_labels(axis: GridAxis, pitch: float) -> float:
     """The height in inches of the labels of keys."""
-    words = place_labels(axis, pitch)[1]
+    _, words = _place_labels(axis, pitch)
     points, flat = _fit_one_line(words, axis, pitch)
     upright = [] if flat else [_stack_short(word) for word in words]
     turned = [fonts.measure_width(word, points) for word in upright if _is_rotated(word, points, pitch)]
     return max([points * 1.25 / 72 * (word.count("\n") + 1) for word in upright or [""]] + turned)
 
 
-def has_all_labels(axis: GridAxis, pitch: float) -> bool:
+def _has_all_labels(axis: GridAxis, pitch: float) -> bool:
     """Whether every token gets a label."""
     return axis.labelled and pitch >= MIN_PITCH
 
 
-def place_labels(axis: GridAxis, pitch: float) -> tuple[list[float], list[str]]:
-    """The places of the labels, in cells, and their texts."""
+def _place_labels(axis: GridAxis, pitch: float) -> tuple[list[float], list[str]]:
+    """Where labels stand, in cells, and their texts."""
     count = len(axis.positions)
-    if has_all_labels(axis, pitch):
-        words = make_labels(axis.texts) if axis.texts is not None else [str(place) for place in axis.positions]
-        return [float(place) for place in range(count)], words
+    if _has_all_labels(axis, pitch):
+        return [float(cell) for cell in range(count)], make_axis_labels(axis.texts, axis.positions)
     step = _round_step(count * POSITION_PITCH / max(pitch * axis.cells, POSITION_PITCH))
-    chosen = range(0, count, step)
-    return [(place + 0.5) / axis.block - 0.5 for place in chosen], [f"{axis.positions[place]:,}" for place in chosen]
+    tokens = range(0, count, step)
+    return [(token + 0.5) / axis.block - 0.5 for token in tokens], [f"{axis.positions[token]:,}" for token in tokens]
 
 
 def _round_step(least: float) -> int:
@@ -88,13 +86,13 @@ def _round_step(least: float) -> int:
 
 def _font_size(axis: GridAxis, pitch: float) -> float:
     """The font size in points."""
-    return min(TEXT, 72 * pitch * 0.74) if has_all_labels(axis, pitch) else SMALL
+    return min(TEXT, 72 * pitch * 0.74) if _has_all_labels(axis, pitch) else SMALL
 
 
 def _fit_one_line(words: Sequence[str], axis: GridAxis, pitch: float) -> tuple[float, bool]:
     """The font size of labels on one line, and whether they fit; a smaller font is preferred to rotation."""
     points = _font_size(axis, pitch)
-    if not has_all_labels(axis, pitch):
+    if not _has_all_labels(axis, pitch):
         return points, True
     fitting = points * (pitch - GAP) / max(fonts.measure_width(word, points) for word in words)
     return (min(points, fitting), True) if fitting >= MIN_FONT else (points, False)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from clearhead.errors import RecordError, ShapeError
 from clearhead.explore.figures import record_names
+from clearhead.explore.figures.record_names import Texts
 from clearhead.lens import Sight
 from clearhead.lens.measures.definition import choose_blocks, sum_blocks
 
-Tokens = Sequence[str | None] | None
 Source = Sight | Float[Tensor, "*heads queries keys"]
 MAX_CELLS = 512  # a side: more cannot be distinguished in a figure
 MAX_LABELS = 80  # tokens with readable labels
@@ -28,7 +28,7 @@ class GridAxis:
 
     positions: Sequence[int]
     block: int = 1
-    texts: Sequence[str | None] | None = None
+    texts: Texts = None
 
     @property
     def cells(self) -> int:
@@ -58,8 +58,8 @@ def make_grid(
     head: int | None = None,
     *,
     sample: int = 0,
-    queries: Tokens = None,
-    keys: Tokens = None,
+    queries: Texts = None,
+    keys: Texts = None,
     when: str | None = None,
     most: int = MAX_CELLS,
 ) -> WeightGrid:
@@ -72,18 +72,21 @@ def make_grid(
     if isinstance(source, Sight):
         sums, positions, blocks = _read_sight(source, head, sample)
         count = source.keys
-        queries = record_names.get_query_texts(source, sample, when=when) if queries is None else queries
+        queries = record_names.get_query_texts(source, sample, when) if queries is None else queries
         keys = record_names.get_key_texts(source, sample) if keys is None else keys
     else:
         sums = select_weights(source, head, sample)
         positions, count, blocks = list(range(sums.shape[0])), sums.shape[1], (1, 1)
         queries = keys if queries is None and len(positions) == count else queries
-    sums, blocks = _merge_cells(sums, blocks, (len(positions), count), most)
-    sides = (
+    if not positions or not count:
+        raise ShapeError(f"there is nothing to draw: {len(positions)} queries, {count} keys")
+    times = choose_blocks(sums.shape[0], sums.shape[1], most)
+    sums, blocks = sum_blocks(sum_blocks(sums, times[0], 0), times[1], 1), (blocks[0] * times[0], blocks[1] * times[1])
+    return WeightGrid(
+        _average_rows(sums, len(positions), blocks[0]),
         GridAxis(positions, blocks[0], _cut_texts(queries, len(positions), "queries")),
         GridAxis(range(count), blocks[1], _cut_texts(keys, count, "keys")),
     )
-    return WeightGrid(_average_rows(sums, len(positions), blocks[0]), *sides)
 
 
 def list_heads(source: Source) -> list[int]:
@@ -93,21 +96,31 @@ def list_heads(source: Source) -> list[int]:
     return list(range(source.shape[-3])) if source.ndim > 2 else [0]
 
 
+def describe_heads(source: Source, head: int | Sequence[int] | None) -> str:
+    """A title: the name of the attention, and the head or heads that are drawn; "" for a tensor without heads."""
+    if head is None:
+        heads = "mean of all heads"
+    elif isinstance(head, int):
+        heads = f"head {head}"
+    else:
+        heads = f"mean of heads {', '.join(map(str, head))}" if len(head) > 1 else f"head {head[0]}"
+    if isinstance(source, Sight):
+        return f"{source.name}, {heads}"
+    return heads.capitalize() if source.ndim > 2 else ""
+
+
 def _read_sight(
     sight: Sight, head: int | None, sample: int
 ) -> tuple[Float[Tensor, "rows columns"], list[int], tuple[int, int]]:
-    positions = sight.queries.tolist()
-    blocks = sight.blocks
-    wanted = sight.heads if head is None else (head,)
-    if sight.kept is not None and blocks != (1, 1) and max(len(positions), sight.keys) <= MAX_CELLS:
-        found = torch.stack([sight.weights(sample, one).double() for one in wanted]).mean(0)
-        return found, positions, (1, 1)
-    if blocks == (0, 0):
+    """The summed weights, the positions of the queries, and how many queries and keys share a cell."""
+    positions, heads = sight.queries.tolist(), sight.heads if head is None else (head,)
+    if sight.kept is not None and sight.blocks != (1, 1) and max(len(positions), sight.keys) <= MAX_CELLS:
+        return torch.stack([sight.weights(sample, number).double() for number in heads]).mean(0), positions, (1, 1)
+    if sight.blocks == (0, 0):
         raise RecordError(f"no map of {sight.name!r} was measured; watch(…, pixels=256) measures one")
     if not 0 <= sample < sight.map.shape[0]:
         raise RecordError(f"{sight.name!r} has {sight.map.shape[0]} samples, numbered from 0; there is no {sample!r}")
-    places = [sight.place_of(one) for one in wanted]
-    return sight.map[sample, places].double().mean(0), positions, blocks
+    return sight.map[sample, [sight.place_of(number) for number in heads]].double().mean(0), positions, sight.blocks
 
 
 def select_weights(
@@ -129,16 +142,6 @@ def select_weights(
     return weights.detach().cpu().double()
 
 
-def _merge_cells(
-    sums: Float[Tensor, "rows columns"], blocks: tuple[int, int], counts: tuple[int, int], most: int
-) -> tuple[Float[Tensor, "fewer_rows fewer_columns"], tuple[int, int]]:
-    """Merges cells until at most `most` are left on each side."""
-    if not all(counts):
-        raise ShapeError(f"there is nothing to draw: {counts[0]} queries, {counts[1]} keys")
-    times = choose_blocks(sums.shape[0], sums.shape[1], most)
-    return sum_blocks(sum_blocks(sums, times[0], 0), times[1], 1), (blocks[0] * times[0], blocks[1] * times[1])
-
-
 def _average_rows(sums: Float[Tensor, "rows columns"], queries: int, block: int) -> NDArray[np.float64]:
     """Means over the queries of each block from sums; the last block may be short."""
     starts = torch.arange(0, queries, block)
@@ -147,7 +150,7 @@ def _average_rows(sums: Float[Tensor, "rows columns"], queries: int, block: int)
     return shares
 
 
-def _cut_texts(texts: Tokens, count: int, what: str) -> Sequence[str | None] | None:
+def _cut_texts(texts: Texts, count: int, what: str) -> Texts:
     if texts is not None and len(texts) < count:
         raise ShapeError(f"{len(texts)} tokens are given for {count} {what}; give one for each")
     return texts if texts is None else texts[:count]
