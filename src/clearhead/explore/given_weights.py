@@ -40,25 +40,25 @@ def from_weights(weights: Any, tokens: Any) -> Record:
     kind = "decoder.{}.cross" if pair else "decoder.{}.self" if causal else "encoder.{}.self"
     sights = {kind.format(number): _measure(layer, kind.format(number), causal) for number, layer in enumerate(layers)}
     texts = {"target": queries, "source": keys} if pair else {"tokens": queries}
-    forward = Forward(sights, {name: torch.arange(len(some))[None] for name, some in texts.items()})
-    forward.labels.update({name: dict(enumerate(map(str, some))) for name, some in texts.items()})
+    forward = Forward(sights, {name: torch.arange(len(tokens))[None] for name, tokens in texts.items()})
+    forward.labels.update({name: dict(enumerate(map(str, tokens))) for name, tokens in texts.items()})
     return Record(list(sights), [forward])
 
 
 def _read_tokens(tokens: Any) -> tuple[list[Any], list[Any], bool]:
     """The tokens of queries and keys, and whether they were given as a pair."""
+    parts = list(tokens) if _is_list(tokens) else None
+    if parts is not None and len(parts) == 2 and all(map(_is_list, parts)):
+        return list(parts[0]), list(parts[1]), True
+    wrong = tokens if parts is None else next(filter(_is_list, parts), None)
+    if wrong is not None or parts is None:
+        among = "" if parts is None else " among them"
+        raise DataError(f"tokens are a list of texts, or the pair (queries, keys), got {_shorten(wrong)}{among}")
+    return parts, parts, False
 
-    def is_list(some: Any) -> bool:
-        return isinstance(some, Iterable) and not isinstance(some, (str, bytes, dict))
 
-    if not is_list(tokens):
-        raise DataError(f"tokens are a list of texts, or the pair (queries, keys), got {_shorten(tokens)}")
-    given = list(tokens)
-    if len(given) == 2 and all(map(is_list, given)):
-        return list(given[0]), list(given[1]), True
-    if wrong := [one for one in given if is_list(one)]:
-        raise DataError(f"tokens are a list of texts, or the pair (queries, keys), got {_shorten(wrong[0])} among them")
-    return given, given, False
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, dict))
 
 
 def _shorten(value: Any) -> str:
@@ -67,44 +67,47 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def _read_tensor(one: Any) -> Tensor:
+def _read_tensor(array: Any) -> Tensor:
     """A copy of one array in float32, on the CPU: the caller may write to the array later."""
     try:
-        return torch.as_tensor(one).detach().to("cpu", torch.float32, copy=True)
+        return torch.as_tensor(array).detach().to("cpu", torch.float32, copy=True)
     except (TypeError, ValueError, RuntimeError) as problem:
-        hint = "; load the model with attn_implementation='eager'" if one is None else ""
-        raise DataError(f"weights are NumPy arrays or tensors, got {_shorten(one)}{hint}") from problem
+        hint = "; load the model with attn_implementation='eager'" if array is None else ""
+        raise DataError(f"weights are NumPy arrays or tensors, got {_shorten(array)}{hint}") from problem
 
 
 def _read_layers(weights: Any) -> list[Float[Tensor, "heads queries keys"]]:
     """The weights of every layer, (heads, queries, keys), in float32."""
-    several = isinstance(weights, (list, tuple))
-    given = [_read_tensor(one) for one in (weights if several else [weights])]
-    if several:
-        given = [one[0] if one.dim() == 4 and len(one) == 1 else one for one in given]  # a batch of one text
-    elif given[0].dim() == 4:
-        given = list(given[0])
-    shapes = {tuple(one.shape) for one in given}
-    if not given or any(one.dim() != 3 or not one.numel() for one in given):
-        shown = ", ".join(map(str, sorted(shapes))) or "nothing"
+    if isinstance(weights, (list, tuple)):
+        layers = [_read_tensor(layer) for layer in weights]
+        layers = [layer[0] if layer.dim() == 4 and len(layer) == 1 else layer for layer in layers]  # a batch of one
+    else:
+        tensor = _read_tensor(weights)
+        layers = list(tensor) if tensor.dim() == 4 else [tensor]
+    shapes = {tuple(layer.shape) for layer in layers}
+    shown = ", ".join(map(str, sorted(shapes))) or "nothing"
+    if not layers or any(layer.dim() != 3 or not layer.numel() for layer in layers):
         raise DataError(f"weights are (heads, queries, keys) for each layer, of one text; got {shown}")
     if len({shape[1:] for shape in shapes}) > 1:
-        raise DataError(f"all layers must have the same queries and keys, got {', '.join(map(str, sorted(shapes)))}")
-    if max(given[0].shape[1:]) > MAX_TOKENS:
-        raise DataError(f"at most {MAX_TOKENS:,} tokens can be shown by their weights, got {max(given[0].shape[1:]):,}")
-    for number, one in enumerate(given):
-        finite = one[one.isfinite()]
-        if finite.numel() and (float(finite.min()) < 0 or float(finite.max()) > 1 + TOLERANCE):
-            low, high = float(finite.min()), float(finite.max())
-            raise DataError(
-                f"weights are from 0 to 1, got {low:.6g} to {high:.6g} in layer {number}; apply the softmax"
-            )
-        sums = one.sum(-1).nan_to_num(0.0, 0.0, 0.0)
-        if (sums > 1 + TOLERANCE).any():
-            head, row = divmod(int(sums.argmax()), sums.shape[-1])
-            found = f"{float(sums.max()):.6g} in row {row} of head {head} in layer {number}"
-            raise DataError(f"the weights of a row sum to at most 1, got {found}; apply the softmax over keys")
-    return given
+        raise DataError(f"all layers must have the same queries and keys, got {shown}")
+    if (longest := max(layers[0].shape[1:])) > MAX_TOKENS:
+        raise DataError(f"at most {MAX_TOKENS:,} tokens can be shown by their weights, got {longest:,}")
+    for number, layer in enumerate(layers):
+        _check_weights(layer, number)
+    return layers
+
+
+def _check_weights(layer: Float[Tensor, "heads queries keys"], number: int) -> None:
+    """Raises DataError for numbers that are no softmax; NaN and infinities are shown as such."""
+    finite = layer[layer.isfinite()]
+    if finite.numel() and (float(finite.min()) < 0 or float(finite.max()) > 1 + TOLERANCE):
+        low, high = float(finite.min()), float(finite.max())
+        raise DataError(f"weights are from 0 to 1, got {low:.6g} to {high:.6g} in layer {number}; apply the softmax")
+    sums = layer.sum(-1).nan_to_num(0.0, 0.0, 0.0)
+    if (sums > 1 + TOLERANCE).any():
+        head, row = divmod(int(sums.argmax()), sums.shape[-1])
+        where = f"{float(sums.max()):.6g} in row {row} of head {head} in layer {number}"
+        raise DataError(f"the weights of a row sum to at most 1, got {where}; apply the softmax over keys")
 
 
 def _is_causal(weights: Float[Tensor, "heads queries keys"]) -> bool:

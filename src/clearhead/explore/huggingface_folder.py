@@ -47,8 +47,8 @@ def load_huggingface_folder(path: Path, *, device: str = "auto", **options: Any)
     try:
         config = transformers.AutoConfig.from_pretrained(path, **local)
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **local)
-        named = [getattr(transformers, name, None) for name in config.architectures or ()]
-        kind = next((one for one in named if one is not None), transformers.AutoModel)
+        names = [name for name in config.architectures or () if hasattr(transformers, name)]
+        kind: Any = getattr(transformers, names[0]) if names else transformers.AutoModel
         model = kind.from_pretrained(path, local_files_only=True).to(resolve_device(device)).eval()
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise CheckpointError(f"{path} cannot be read as a Hugging Face model: {_first_line(error)}") from error
@@ -114,7 +114,7 @@ class HuggingFaceTracer(ContinuableTracer):
         return trace._replace(text=self.written_text(trace))
 
     def continue_trace(self, trace: Trace, written: Sequence[int], *, options: HuggingFaceOptions) -> Trace:
-        """The same text with an answer that begins with these tokens; it has `most` or 64 in all, if so many fit."""
+        """The same text with an answer that begins with these tokens; it has `most` or 64 in all, or as many as fit."""
         beams, most = options.beams or 1, options.most or MAX_NEW_TOKENS
         ended = written[-1] in _find_ends(self.model)
         if "source" in trace.reads:
@@ -126,8 +126,8 @@ class HuggingFaceTracer(ContinuableTracer):
         most = min(room, most + prompt - len(tokens))
         more = self._generate(tokens, beams, most) if most > 0 and not ended else []
         whole = [*tokens, *more]
-        made = Trace({"tokens": whole}, [*whole[1:], -1], prompt=prompt, forced=len(written))
-        return made._replace(text=self.written_text(made))
+        continued = Trace({"tokens": whole}, [*whole[1:], -1], prompt=prompt, forced=len(written))
+        return continued._replace(text=self.written_text(continued))
 
     def written_text(self, trace: Trace) -> str:
         pair = "target" in trace.reads
@@ -136,32 +136,27 @@ class HuggingFaceTracer(ContinuableTracer):
 
     def _generate(self, numbers: list[int], beams: int, most: int | None, begin: Sequence[int] = ()) -> list[int]:
         """What the model writes, after the tokens `begin` of an answer."""
-        given = torch.tensor([numbers], device=self.model.device)
-        chosen: dict[str, Any] = {"max_new_tokens": most or MAX_NEW_TOKENS, "num_beams": beams, "do_sample": False}
+        tokens = torch.tensor([numbers], device=self.model.device)
+        options: dict[str, Any] = {"max_new_tokens": most or MAX_NEW_TOKENS, "num_beams": beams, "do_sample": False}
         if begin:
-            chosen["decoder_input_ids"] = torch.tensor([[_find_start(self.model), *begin]], device=self.model.device)
-        found: list[int] = self.model.generate(given, attention_mask=torch.ones_like(given), **chosen)[0].tolist()
-        return found if self.model.config.is_encoder_decoder else found[len(numbers) :]
+            options["decoder_input_ids"] = torch.tensor([[_find_start(self.model), *begin]], device=self.model.device)
+        written: list[int] = self.model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)[0].tolist()
+        return written if self.model.config.is_encoder_decoder else written[len(numbers) :]
 
     def run(self, trace: Trace) -> Float[Tensor, "tokens vocabulary"] | None:
         tensors = {kind: torch.tensor([numbers], device=self.model.device) for kind, numbers in trace.reads.items()}
         if "source" in tensors:
-            found = self.model(input_ids=tensors["source"], decoder_input_ids=tensors["target"], use_cache=False)
-            scores: Tensor | None = getattr(found, "logits", None)
+            output = self.model(input_ids=tensors["source"], decoder_input_ids=tensors["target"], use_cache=False)
+            scores: Tensor | None = getattr(output, "logits", None)
             return None if scores is None else scores[0]
-        tokens, known = tensors["tokens"], inspect.signature(self.model.forward).parameters
-        options: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
-        if not trace.writes:
-            self.model(input_ids=tokens, **options)
-            return None
-        if (
-            tokens.numel() * int(self.model.config.get_text_config().vocab_size) > MAX_SCORES
-            and "logits_to_keep" in known
-        ):
-            self.model(input_ids=tokens, **options, logits_to_keep=1)
-            return None
-        written: Tensor = self.model(input_ids=tokens, **options).logits[0]
-        return written
+        tokens, parameters = tensors["tokens"], inspect.signature(self.model.forward).parameters
+        options: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
+        large = tokens.numel() * int(self.model.config.get_text_config().vocab_size) > MAX_SCORES
+        without_scores = not trace.writes or (large and "logits_to_keep" in parameters)
+        if trace.writes and without_scores:
+            options["logits_to_keep"] = 1
+        output = self.model(input_ids=tokens, **options)
+        return None if without_scores else output.logits[0]
 
     def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
         return [self.token_name(int(number)) if number >= 0 else "" for number in numbers]

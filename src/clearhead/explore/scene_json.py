@@ -120,7 +120,7 @@ class BlockJson(TypedDict, total=False):
     type: str  # "float32"; else integers, as
     planes: int  # byte planes, or
     pack: str  # "nibbles", with
-    rest: int  # so many values that do not fit
+    rest: int  # number of values that do not fit
     odd: bool  # whether the integers after the last level stand for NaN, infinity and minus infinity
     levels: int  # the integer that stands for 1, or
     scale: list[float]  # for this value of each head
