@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -196,10 +196,10 @@ def make_norm(largest: float, exact: bool) -> Normalize:
     return Normalize(0.0, 1.0) if exact else PowerNorm(0.5, 0.0, max(largest, 1e-6))
 
 
-def write_in_cell(axes: Axes, column: float, row: float, text: str, colour: ColorType, **look: Any) -> None:
+def write_in_cell(axes: Axes, x: SupportsFloat, y: SupportsFloat, text: str, colour: ColorType, **look: Any) -> None:
     """Writes a text in the middle of a cell of this colour, white or dark."""
     ink = choose_text_colour(colour)
-    axes.text(column, row, text, **{"ha": "center", "va": "center", "fontsize": SMALL, "color": ink, **look})
+    axes.text(float(x), float(y), text, **{"ha": "center", "va": "center", "fontsize": SMALL, "color": ink, **look})
 
 
 def choose_text_colour(colour: ColorType) -> str:
