@@ -13,7 +13,7 @@ from torch import nn
 import clearhead
 from clearhead import Record
 from clearhead.errors import DataError, LensError
-from clearhead.explore import Scene, kept_records, open_record, write_page
+from clearhead.explore import Scene, kept_records, live_model, open_record, write_page
 from clearhead.explore.live_model import LiveModel, count_positions
 from clearhead.explore.page_requests import PageRequests
 from clearhead.tasks.trace import Tracer
@@ -248,7 +248,7 @@ def test_a_word_is_hidden_from_the_model_and_a_layer_or_a_role_is_switched_off(w
             watched.page.locator("#switch-off").click()
             watched.until("#ablation p", "loss")
             with torch.inference_mode(), clearhead.ablate(live.tracer.model, off):
-                loss = live._repeat(live.tracer, record.calls[0])["loss"]
+                loss = live_model._repeat(live.tracer, record.calls[0]).loss
             assert f"→ {loss:.2f}" in watched.text("#ablation p:last-child")
             assert watched.text("figcaption .off-mark") == "switched off"
             watched.until("#axes-note", "This head is switched off. The page still shows where it looked before.")
@@ -285,7 +285,7 @@ def hide_a_word(watched: Watched, live: LiveModel, record: Record) -> None:
     page.locator("#hidden-answer").wait_for()
     with torch.inference_mode(), clearhead.hide(live.tracer.model, {"source": [place]}):
         [want] = live.tracer.traces(SENTENCE, answer=None, options=live.tracer.options())
-        loss = live._repeat(live.tracer, record.calls[0])["loss"]
+        loss = live_model._repeat(live.tracer, record.calls[0]).loss
     assert "world" not in want.text
     assert watched.text("#hidden-answer").split() == want.text.split()
     assert f"→ {loss:.2f}" in watched.text("#hiding")
