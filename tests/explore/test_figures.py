@@ -416,16 +416,16 @@ def test_the_text_of_many_tokens_is_set_in_lines_and_that_of_more_is_not():
     long = figures.received(weights(9, 1009), tokens=["▁so"] * 1009)
     assert len(long.axes) == 1
     assert set(words(long.axes[0].texts)) == {"so", "mean"}
-    values = torch.ones(24_001)
-    values[[0, 12_000]] = torch.tensor([3000.0, 500.0])
-    long = figures.received(values[None], tokens=["▁so"] * 12_000 + ["▁peak"] + ["▁so"] * 12_000)
+    values = torch.ones(2401)
+    values[[0, 1200]] = torch.tensor([3000.0, 500.0])
+    long = figures.received(values[None], tokens=["▁so"] * 1200 + ["▁peak"] + ["▁so"] * 1200)
     largest, mean = (patch.get_data() for patch in long.axes[0].patches)
-    assert len(largest.values) == len(mean.values) == -(-24_001 // 61)
-    assert (largest.values[0], mean.values[0], largest.values[196]) == (3000, pytest.approx(3060 / 61), 500)
+    assert len(largest.values) == len(mean.values) == -(-2401 // 7)
+    assert (largest.values[0], mean.values[0], largest.values[171]) == (3000, pytest.approx(3006 / 7), 500)
     assert mean.values[-1] == 1
     assert "peak" in words(long.axes[0].texts)
     assert long.axes[0].get_yscale() == "log"
-    assert "of every 61 tokens" in notes(long)
+    assert "of every 7 tokens" in notes(long)
     with pytest.raises(ShapeError, match="2 tokens are given for 7 keys"):
         figures.received(weights(5, 7), tokens=["a", "b"])
 
@@ -689,29 +689,30 @@ def test_names_are_sorted_by_kind():
     }
 
 
-def test_the_command_draws_a_translation(tmp_path):
-    done = run("figures", "zh-en", "你好。", "--out", tmp_path, "--heads", "decoder.1.cross:2,5", "--device", "cpu")
+def test_the_command_draws_a_translation(translation, tmp_path):
+    translation.save(tmp_path / "toy.record")
+    done = run("figures", tmp_path / "toy.record", "--out", tmp_path, "--heads", "decoder.1.cross:2,1", "--format", "svg")
     assert (done.code, done.err) == (0, "")
     lines = [line.split("\t") for line in done.out.splitlines()]
     assert [Path(path).name for path, _ in lines] == [
-        "alignment.png",
-        "lines-decoder.1.cross-2.png",
-        "lines-decoder.1.cross-5.png",
-        "head-decoder.1.cross-2.png",
-        "head-decoder.1.cross-5.png",
+        "alignment.svg",
+        "lines-decoder.1.cross-1.svg",
+        "lines-decoder.1.cross-2.svg",
+        "head-decoder.1.cross-1.svg",
+        "head-decoder.1.cross-2.svg",
         *[Path(path).name for path, _ in lines if "heads-" in path],
-        "side-by-side.png",
-        "atlas-role.png",
-        "atlas-entropy.png",
-        "atlas-distance.png",
-        "curves.png",
-        "received-encoder.5.self.png",
-        "received-decoder.2.self.png",
-        "received-decoder.2.cross.png",
+        "side-by-side.svg",
+        "atlas-role.svg",
+        "atlas-entropy.svg",
+        "atlas-distance.svg",
+        "curves.svg",
+        "received-encoder.1.self.svg",
+        "received-decoder.1.self.svg",
+        "received-decoder.1.cross.svg",
     ]
     assert sum("heads-" in path for path, _ in lines) == 3
-    assert all(Path(path).read_bytes()[:4] == b"\x89PNG" for path, _ in lines)
-    assert lines[3][1] == "decoder.1.cross, head 2: the weights of each token"
+    assert all(Path(path).read_bytes().startswith(b"<?xml") for path, _ in lines)
+    assert lines[4][1] == "decoder.1.cross, head 2: the weights of each token"
 
 
 def test_a_set_shows_the_weights_of_the_model():

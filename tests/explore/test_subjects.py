@@ -19,7 +19,7 @@ from clearhead import MultiHeadAttention, Record, shipped
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.explore import Scene, live_model, subjects, write_page
-from clearhead.explore.huggingface_folder import is_huggingface_folder, load_huggingface_folder
+from clearhead.explore.huggingface_folder import load_huggingface_folder
 from clearhead.explore.live_model import LiveModel
 from clearhead.lens.record.call_metadata import CallMetadata
 from clearhead.predictor import Predictor, _count_pixels
@@ -188,7 +188,7 @@ def saved(folder: Path, words: Any, kind: str) -> Path:
 @pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "BertModel", "MarianMTModel"])
 def test_a_folder_of_hugging_face_is_looked_into(tmp_path, words, kind, monkeypatch):
     folder = saved(tmp_path / "theirs", words, kind)
-    assert is_huggingface_folder(folder)
+    assert subjects.is_huggingface_folder(folder)
     live = load_huggingface_folder(folder, device="cpu")
     record = live.look("w3 w5 w8 w5")
     scene = Scene(record).to_json()
@@ -227,9 +227,9 @@ def test_a_decoder_may_go_on_writing_or_be_given_how(tmp_path, words):
 
 
 def test_a_folder_that_is_none_is_refused_and_nothing_is_fetched(tmp_path):
-    assert not is_huggingface_folder(tmp_path)
+    assert not subjects.is_huggingface_folder(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
-    assert is_huggingface_folder(tmp_path)
+    assert subjects.is_huggingface_folder(tmp_path)
     with pytest.raises(CheckpointError, match="cannot be read as a Hugging Face model"):
         load_huggingface_folder(tmp_path, device="cpu")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,6 @@ from clearhead.tasks.trace import ContinuableTracer, Trace
 
 MAX_SCORES = 2**28  # tokens × vocabulary: for longer texts no probabilities are computed
 MAX_NEW_TOKENS = 64  # that an encoder-decoder writes by default
-
-
-def is_huggingface_folder(path: Path) -> bool:
-    """Whether a folder has the config.json of a Hugging Face model."""
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and "format" not in config and ("model_type" in config or "architectures" in config)
 
 
 def load_huggingface_folder(path: Path, *, device: str = "auto", **options: Any) -> LiveModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from clearhead.errors import ConfigError
 from clearhead.explore import Scene, open_record
-from clearhead.explore.huggingface_folder import is_huggingface_folder, load_huggingface_folder
+from clearhead.explore.huggingface_folder import load_huggingface_folder
 from clearhead.explore.live_model import MAX_SECONDS, LiveModel
 from clearhead.explore.page_file import check_page_path, count_heads, select_other_views, write_scenes
 from clearhead.explore.scene import list_views
@@ -59,6 +60,15 @@ def open_subject(
     else:
         live = LiveModel.from_predictor(load(name, device=device, base=base), **options)
     return Subject(live.look(text, answer=answer), live, None)
+
+
+def is_huggingface_folder(path: Path) -> bool:
+    """Whether a folder has the config.json of a Hugging Face model."""
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "format" not in config and ("model_type" in config or "architectures" in config)
 
 
 def write_subject(
