@@ -43,7 +43,6 @@ def jobs() -> dict[str, MeasureJob]:
     spans = {"prompt": slice(0, 97), "rest": slice(97, None)}
     return {
         "the fastest": job(torch.bfloat16, 4096, 128, Mask.causal(), True, {}, spans=spans),
-        "no keys picked": job(torch.float16, 1031, 80, None, True, {}, top=0, received=False),
         "everything": job(torch.float32, 1031, 13, many, False, options, top=11, spans=spans),
         "Hopper": job(torch.bfloat16, 4096, 128, Mask.causal(), True, {}, top=0),
         "Hopper, many masks": job(torch.float16, 1031, 64, many, True, {}),

@@ -36,7 +36,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 QUICK = [
     *("nothing hidden", "one query", "one key", "more top keys than keys", "no extras"),
     *("causal, offset -7", "window both ways", "causal, padding left", "causal documents", "dense, by head"),
-    *("window or prefix", "relative bias", "bias by query", "sinks of −inf and 60", "everything", "width 13"),
+    *("window or prefix", "relative bias", "sinks of −inf and 60", "everything", "width 13"),
     *("every 5th, causal from the top left", "every 3rd, dense mask and bias", "nothing visible, sinks"),
     *("the first keys hidden by their bias",),
 ]
@@ -130,7 +130,7 @@ def test_every_measure_is_exact(name, dtype):
     assert_exact(run(job), job)
 
 
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[1:2], ids=str)
 @pytest.mark.parametrize("name", shared(["width 13"]) if HERE and not CUDA else [])
 def test_half_precision_is_exact_in_the_interpreter_too(name, dtype):
     job = CASES[name].job(dtype)
@@ -138,7 +138,7 @@ def test_half_precision_is_exact_in_the_interpreter_too(name, dtype):
 
 
 @pytest.mark.parametrize(
-    "name", some(["sinks of −inf and 60", "window or prefix", "everything", "every 4th"][: 9 if CUDA else 1])
+    "name", some(["window both ways", "sinks of −inf and 60", "everything", "every 4th"][: 9 if CUDA else 1])
 )
 def test_a_given_logsumexp_gives_the_same_measures(name):
     job = CASES[name].job(device=DEVICE)
@@ -164,7 +164,7 @@ def test_ties_go_to_the_smallest_key(name, top):
 
 
 @pytest.mark.parametrize(
-    "pixels", shared([*map(str, (197, 99, 40, 25, 13, 3, 50, 1)[: 8 if CUDA else 6])]) if HERE else []
+    "pixels", shared([*map(str, (197, 40, 13, 3, 99, 25, 50, 1)[: 8 if CUDA else 4])]) if HERE else []
 )
 def test_a_map_of_any_size_is_exact(pixels):
     q, k = (t.float().to(DEVICE) for t in pair(131, 197, heads=1, kv_heads=1))
@@ -175,7 +175,7 @@ def test_a_map_of_any_size_is_exact(pixels):
 
 
 LATE = ["causal, padding right, no pad queries", "causal documents", "everything", "dense bias"]
-BEGUN = [(LATE[0], 1), (LATE[1], 3)] if not CUDA else [(name, step) for name in shared(LATE) for step in (1, 3)]
+BEGUN = [(LATE[1], 3)] if not CUDA else [(name, step) for name in shared(LATE) for step in (1, 3)]
 
 
 @pytest.mark.parametrize(("name", "step"), BEGUN if HERE else [])
@@ -202,7 +202,7 @@ def views(q, k):
 
 @pytest.mark.parametrize("width", shared(["24", "16"][: 2 if CUDA else 1]) if HERE else [])
 def test_tensors_may_have_any_strides(width):
-    q, k = (t.float().to(DEVICE) for t in pair(37, 53, width=int(width), batch=2))
+    q, k = (t.float().to(DEVICE) for t in pair(19, 37, width=int(width), batch=2))
     found = [run(plan_job(check_call(*pair, None, None), pixels=5, top=2)) for pair in views(q, k)]
     for other in found[1:]:
         for name in ("logsumexp", "entropy", "received", "map", "top_weights", "first"):

@@ -246,8 +246,8 @@ def test_beams_of_our_models():
         assert torch.equal(chosen[name].visible, whole[name].visible[:, :, -chosen[name].visible.shape[2] :])
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}], ids=str)
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "gemma2", "gpt-oss", "t5", "bart"])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2, "num_return_sequences": 2}], ids=str)
+@pytest.mark.parametrize("family", ["mistral", "gpt-oss", "t5"])
 def test_generation_of_hugging_face_models(family, options):
     model = zoo.made(family)
     given = {"input_ids": zoo.tokens(), "attention_mask": zoo.padding("left"), "max_new_tokens": 5, "do_sample": False}

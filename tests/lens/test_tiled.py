@@ -57,10 +57,12 @@ def sizes(request: pytest.FixtureRequest):
         yield
 
 
+@pytest.mark.parametrize("size", ["large", "small"])
 @pytest.mark.parametrize("name", CASES)
-def test_every_measure_is_exact(name, sizes, device):
+def test_every_measure_is_exact(name, size, device):
     job = CASES[name].job(device=device)
-    assert_exact(run_job(job, "tiled"), job)
+    with tiles_of(size):
+        assert_exact(run_job(job, "tiled"), job)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)

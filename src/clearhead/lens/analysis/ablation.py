@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
-from typing import Any
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,12 +32,14 @@ from clearhead.lens.attention_names import (
 from clearhead.lens.huggingface.interposition import (
     AttentionFunction,
     Result,
+    Wrap,
     add_wrap,
     intercept_interfaces,
     remove_wrap,
 )
 
 Number = float | Tensor
+Value = TypeVar("Value")
 HeadNumbers = int | slice | Collection[int] | Tensor | None
 HeadChoice = Mapping[Any, HeadNumbers] | HeadRole | Iterable[Any]  # attentions are named, or given by pattern or number
 
@@ -62,16 +64,20 @@ def ablate(model: nn.Module, heads: HeadChoice) -> Iterator[None]:
     0.0
     """
     counts, ours = count_heads(model), find_attentions(model)
-    chosen: dict[str, Tensor] = {}
+    ablated: dict[str, Tensor] = {}
     for wanted, numbers in _list_choices(heads):
         for name in select_layers(wanted, list(counts)):
-            place = chosen.setdefault(name, torch.zeros(counts[name], dtype=torch.bool))
-            place[_select_heads(name, numbers, counts[name])] = True
-    with (
-        disable_heads({ours[name]: one for name, one in chosen.items()}, _set_own_heads)
-        if ours
-        else _disable_huggingface_heads(model, chosen)
-    ):
+            of_attention = ablated.setdefault(name, torch.zeros(counts[name], dtype=torch.bool))
+            of_attention[_select_heads(name, numbers, counts[name])] = True
+    if ours:
+        with _ablated.attach([(ours[name], heads_of) for name, heads_of in ablated.items()], _ablate_own):
+            yield
+        return
+    from clearhead.lens.huggingface import find_attentions as find_huggingface_attentions
+
+    modules = find_huggingface_attentions(model)
+    pairs = [(modules[name], heads_of) for name, heads_of in ablated.items()]
+    with intercept_interfaces([module for module, _ in pairs]), _ablated.attach(pairs, _ablate_interposed):
         yield
 
 
@@ -85,8 +91,8 @@ def _list_choices(heads: Any) -> list[tuple[str | int, Any]]:
         return list(heads.items())
     single = isinstance(heads, HeadRole) or (isinstance(heads, tuple) and _is_pair(heads))
     several = [heads] if single else heads if isinstance(heads, Iterable) and not isinstance(heads, str) else [heads]
-    pairs = [(one.name, one.head) if isinstance(one, HeadRole) else one for one in several]
-    if strange := [one for one in pairs if not _is_pair(one)]:
+    pairs = [(choice.name, choice.head) if isinstance(choice, HeadRole) else choice for choice in several]
+    if strange := [pair for pair in pairs if not _is_pair(pair)]:
         raise LensError(
             'heads must be a dict from attention names to head numbers, such as {"encoder.0.self": [2, 5]}, or a list '
             f'of pairs, such as [("encoder.0.self", 2)], got {strange[0]!r:.80}'
@@ -134,10 +140,10 @@ def head_effects(
     """
     counts = count_heads(model)
     wanted = [None] if names is None else [names] if isinstance(names, (str, int)) else names
-    chosen = list(dict.fromkeys(name for one in wanted for name in select_layers(one, list(counts))))
-    before, done, total = _run_repeatably(run), 0, sum(counts[name] for name in chosen)
-    effects = {name: torch.zeros(counts[name], dtype=torch.float64) for name in chosen}
-    for name in chosen:
+    watched = list(dict.fromkeys(name for layers in wanted for name in select_layers(layers, list(counts))))
+    before, done, total = _run_repeatably(run), 0, sum(counts[name] for name in watched)
+    effects = {name: torch.zeros(counts[name], dtype=torch.float64) for name in watched}
+    for name in watched:
         for head in range(counts[name]):
             with ablate(model, {name: [head]}):
                 effects[name][head] = _run_to_number(run) - before
@@ -189,86 +195,80 @@ def _run_repeatably(run: Callable[[], Number]) -> float:
     return once
 
 
-def _set_own_heads(attention: nn.Module, heads: Tensor | None) -> None:
+class ModuleValues(Generic[Value]):
+    """Values that modules have while they are attached; nested and threaded uses add up."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._values: WeakKeyDictionary[nn.Module, tuple[Value, ...]] = WeakKeyDictionary()
+
+    @contextmanager
+    def attach(
+        self, pairs: Sequence[tuple[nn.Module, Value]], put: Callable[[nn.Module, tuple[Value, ...]], None]
+    ) -> Iterator[None]:
+        """Within it, and once more at its end, `put` is called with each module and all values that it has."""
+        with self._lock:
+            for module, value in pairs:
+                self._values[module] = (*self._values.get(module, ()), value)
+                put(module, self._values[module])
+        try:
+            yield
+        finally:
+            with self._lock:
+                for module, value in pairs:
+                    self._values[module] = tuple(other for other in self._values[module] if other is not value)
+                    put(module, self._values[module])
+
+
+_ablated = ModuleValues[Tensor]()
+
+
+def _join_heads(module: nn.Module, heads: Sequence[Tensor]) -> Tensor:
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    return reduce(torch.logical_or, heads).to(device)
+
+
+def _ablate_own(attention: nn.Module, heads: Sequence[Tensor]) -> None:
     assert isinstance(attention, MultiHeadAttention)
-    attention.ablated_heads = None if heads is None else heads.view(-1, 1, 1)
+    attention.ablated_heads = _join_heads(attention, heads).view(-1, 1, 1) if heads else None
 
 
-def _disable_huggingface_heads(model: nn.Module, heads: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-    from clearhead.lens.huggingface import find_attentions as theirs
-
-    modules = theirs(model)
-    return disable_interposed_heads({modules[name]: one for name, one in heads.items()})
+ABLATED = "_clearhead_ablated"  # attribute of a Hugging Face module: its ablated heads
 
 
-_disable_lock = threading.RLock()
-_disabled: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()
-
-
-@contextmanager
-def disable_heads(
-    heads: Mapping[nn.Module, Bool[Tensor, " heads"]], put: Callable[[nn.Module, Bool[Tensor, " heads"] | None], None]
-) -> Iterator[None]:
-    """Within it, `put` has set on each module the union of all disabled heads; nested and threaded uses combine."""
-    with _disable_lock:
-        for module, chosen in heads.items():
-            _disabled.setdefault(module, []).append(chosen)
-            put(module, _combine(module))
-    try:
-        yield
-    finally:
-        with _disable_lock:
-            for module, chosen in heads.items():
-                _disabled[module] = [one for one in _disabled[module] if one is not chosen]
-                put(module, _combine(module))
-
-
-def _combine(module: nn.Module) -> Tensor | None:
-    several = _disabled[module]
-    if not several:
-        return None
-    device = next((one.device for one in module.parameters()), torch.device("cpu"))
-    return reduce(torch.logical_or, several).to(device)
-
-
-DISABLED = "_clearhead_ablated"  # attribute of a module: its ablated heads
-
-
-class DisabledHeads:
-    """The disabled heads of a module."""
+class AblatedHeads:
+    """The ablated heads of a module."""
 
     def __init__(self, heads: Bool[Tensor, "heads 1"]) -> None:
         self.heads = heads
 
 
-@contextmanager
-def disable_interposed_heads(heads: Mapping[nn.Module, Bool[Tensor, " heads"]]) -> Iterator[None]:
-    """Within it, these heads of Hugging Face modules output zeros."""
-    with intercept_interfaces(heads), disable_heads(heads, _set_interposed_heads):
-        yield
+def _ablate_interposed(module: nn.Module, heads: Sequence[Tensor]) -> None:
+    set_wrap_state(module, ABLATED, AblatedHeads(_join_heads(module, heads)[:, None]) if heads else None, zero_heads)
 
 
-def _set_interposed_heads(module: nn.Module, heads: Tensor | None) -> None:
-    if heads is None:
-        del vars(module)[DISABLED]
-        remove_wrap(module, zero_heads)
+def set_wrap_state(module: nn.Module, name: str, state: object | None, wrap: Wrap, *, outermost: bool = False) -> None:
+    """Gives a module the state that a wrapper of its attention function reads, under this name; None removes both."""
+    if state is None:
+        del vars(module)[name]
+        remove_wrap(module, wrap)
         return
-    if vars(module).get(DISABLED) is None:
-        add_wrap(module, zero_heads)
-    vars(module)[DISABLED] = DisabledHeads(heads[:, None])
+    if name not in vars(module):
+        add_wrap(module, wrap, outermost=outermost)
+    vars(module)[name] = state
 
 
 def zero_heads(
     attend: AttentionFunction, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any
 ) -> Result:
-    """Attention wrapper that zeroes the disabled heads; one function for all heads, so it is compiled once."""
+    """Attention wrapper that zeroes the ablated heads; one function for all heads, so it is compiled once."""
     out, weights = attend(module, q, k, v, mask, *args, **kwargs)
-    disabled: DisabledHeads | None = getattr(module, DISABLED, None)
-    if disabled is None:  # restored by another thread just now
+    ablated: AblatedHeads | None = getattr(module, ABLATED, None)
+    if ablated is None:  # restored by another thread just now
         return out, weights
-    if out.ndim != 4 or out.shape[2] != len(disabled.heads):
+    if out.ndim != 4 or out.shape[2] != len(ablated.heads):
         raise LensError(
             f"the attention function of {type(module).__name__} gave {tuple(out.shape)}, where (batch, queries, "
-            f"{len(disabled.heads)} heads, features) was expected; its heads cannot be switched off"
+            f"{len(ablated.heads)} heads, features) was expected; its heads cannot be switched off"
         )
-    return out.masked_fill(disabled.heads, 0.0), weights
+    return out.masked_fill(ablated.heads, 0.0), weights

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from clearhead.attention.hidden_keys import HiddenKeys
 from clearhead.attention.masks import Mask
 from clearhead.errors import LensError
-from clearhead.lens.analysis.ablation import count_heads
+from clearhead.lens.analysis.ablation import ModuleValues, count_heads, set_wrap_state
 from clearhead.lens.attention_names import check_key, find_attentions, select_layers, to_python_number
 from clearhead.lens.capture.clean_copies import clean_copies
 from clearhead.lens.huggingface.arguments import HIDING_VALUE, classify_function
@@ -36,9 +36,7 @@ from clearhead.lens.huggingface.discovery import find_attentions as find_hugging
 from clearhead.lens.huggingface.interposition import (
     AttentionFunction,
     Result,
-    add_wrap,
     intercept_interfaces,
-    remove_wrap,
 )
 
 TEXTS = ("source", "target", "tokens")
@@ -75,16 +73,16 @@ def hide(model: nn.Module, tokens: TokenChoice) -> Iterator[None]:
     count_heads(model)  # refuses a model without attention
     ours = find_attentions(model)
     modules: Mapping[str, nn.Module] = ours or find_huggingface_attentions(model)
-    chosen: list[tuple[nn.Module, HiddenKeys]] = []
+    pairs: list[tuple[nn.Module, HiddenKeys]] = []
     for wanted, positions in tokens.items():
         numbers, others = _read_positions(wanted, positions)
         readers = [modules[name] for name in _find_readers(wanted, modules)]
         if ours and wanted == "source":  # what copies from the source attends to it, too
             readers += [one for one in model.modules() if hasattr(one, "hidden_keys") and one not in set(ours.values())]
-        chosen += [(module, HiddenKeys(str(wanted), _put_beside(module, numbers), others)) for module in readers]
-    with _hide_keys(chosen, _set_own_keys) if ours else _hide_huggingface_keys(model, chosen):
+        pairs += [(module, HiddenKeys(str(wanted), _put_beside(module, numbers), others)) for module in readers]
+    with _hidden.attach(pairs, _set_own_keys) if ours else _hide_huggingface_keys(model, pairs):
         yield
-    _refuse_unreached([hidden for _, hidden in chosen])
+    _refuse_unreached([hidden for _, hidden in pairs])
 
 
 def name_texts(names: Collection[str]) -> dict[str, str]:
@@ -172,25 +170,7 @@ def _refuse_unreached(hidden: list[HiddenKeys]) -> None:
             )
 
 
-_lock = threading.RLock()
-_hidden: WeakKeyDictionary[nn.Module, tuple[HiddenKeys, ...]] = WeakKeyDictionary()
-Put = Callable[[nn.Module, tuple[HiddenKeys, ...]], None]
-
-
-@contextmanager
-def _hide_keys(chosen: list[tuple[nn.Module, HiddenKeys]], put: Put) -> Iterator[None]:
-    """Within it, `put` has set on each module all that hides keys of it; nested and threaded uses combine."""
-    with _lock:
-        for module, hidden in chosen:
-            _hidden[module] = (*_hidden.get(module, ()), hidden)
-            put(module, _hidden[module])
-    try:
-        yield
-    finally:
-        with _lock:
-            for module, hidden in chosen:
-                _hidden[module] = tuple(one for one in _hidden[module] if one is not hidden)
-                put(module, _hidden[module])
+_hidden = ModuleValues[HiddenKeys]()
 
 
 def _set_own_keys(module: nn.Module, hidden: tuple[HiddenKeys, ...]) -> None:
@@ -267,19 +247,14 @@ _passes: WeakKeyDictionary[nn.Module, CachePasses] = WeakKeyDictionary()  # one 
 
 
 @contextmanager
-def _hide_huggingface_keys(model: nn.Module, chosen: list[tuple[nn.Module, HiddenKeys]]) -> Iterator[None]:
+def _hide_huggingface_keys(model: nn.Module, pairs: list[tuple[nn.Module, HiddenKeys]]) -> Iterator[None]:
     from transformers import PreTrainedModel
 
     infos, passes = describe_attentions(model), _passes.setdefault(model, CachePasses())
 
     def put(module: nn.Module, hidden: tuple[HiddenKeys, ...]) -> None:
-        if not hidden:
-            del vars(module)[HIDDEN]
-            remove_wrap(module, hide_interposed_keys)
-            return
-        if vars(module).get(HIDDEN) is None:
-            add_wrap(module, hide_interposed_keys, outermost=True)
-        vars(module)[HIDDEN] = HiddenState(hidden, passes, infos[module])
+        state = HiddenState(hidden, passes, infos[module]) if hidden else None
+        set_wrap_state(module, HIDDEN, state, hide_interposed_keys, outermost=True)
 
     with ExitStack() as stack:
         for part in {model, *(one for one in model.modules() if isinstance(one, PreTrainedModel))}:
@@ -287,8 +262,8 @@ def _hide_huggingface_keys(model: nn.Module, chosen: list[tuple[nn.Module, Hidde
             stack.callback(part.register_forward_pre_hook(begin, with_kwargs=True).remove)
         stack.callback(model.register_forward_hook(passes.end).remove)
         stack.enter_context(clean_copies(model.modules()))
-        stack.enter_context(intercept_interfaces([module for module, _ in chosen]))
-        stack.enter_context(_hide_keys(chosen, put))
+        stack.enter_context(intercept_interfaces([module for module, _ in pairs]))
+        stack.enter_context(_hidden.attach(pairs, put))
         yield
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
 from clearhead.lens.analysis.repeated_tokens import MIN_VISIBLE, PASSAGE, draw_repeated_tokens, make_repeat_probes
-from clearhead.lens.analysis.role_inputs import RUN, TextInputs, check_text_count, read_inputs
 from clearhead.lens.analysis.roles import NEAR, HeadRoles, counts_queries
-from clearhead.lens.attention_names import find_attentions, to_python_number, to_python_numbers
+from clearhead.lens.attention_names import find_attentions, to_python_number, to_python_numbers, unwrap_model
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.capture.watch_settings import Probe
 from clearhead.lens.measures.definition import check_counts
@@ -22,6 +21,8 @@ from clearhead.lens.record.attention_views import Forward, Sight
 
 UNKNOWN = "Induction and duplicates were not measured: that needs a text of 10 tokens, and a vocabulary to draw from."
 UNREAD = "Delimiters were not measured: that needs the tokens of every forward pass, as inputs."
+INPUT_NAMES = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}  # token ids, and masks
+RUN = "run=, a function that calls the model"
 Numbers = int | Sequence[int]
 
 
@@ -57,31 +58,124 @@ def head_roles(
     if inputs is None and run is None:
         raise LensError(f"head_roles needs inputs (token ids), or {RUN}")
     delimiters = _check_options(delimiters, run, near, pad, seed)
-    given = read_inputs(inputs, pad, check=run is None)
-    texts = given.texts
+    text_inputs = _read_inputs(inputs, pad, check=run is None)
+    texts = text_inputs.texts
     if run is None:
-        check_text_count(model, texts)
-    called = partial(_run_model, model) if run is None else run
-    runs = given.without_padding() if run is None else [given]
+        _check_text_count(model, texts)
+    call_model = partial(_run_model, model) if run is None else run
+    batches = text_inputs.without_padding() if run is None else [text_inputs]
     tally = _Tally(near, delimiters)
     with watch(model, layers=layers, rows=rows, pixels=0, top=0, probes=_make_neighbour_probes(near)) as record:
-        for some in runs:
-            called(*some.texts)
-    known = runs if len(runs) == len(record.calls) else [TextInputs()] * len(record.calls)
-    for call, some in zip(record.calls, known, strict=True):
+        for batch in batches:
+            call_model(*batch.texts)
+    if len(batches) != len(record.calls):
+        batches = [TextInputs()] * len(record.calls)
+    for call, batch in zip(record.calls, batches, strict=True):
         if call.interrupted is None:
-            tally.count_text(call, some)
+            tally.count_text(call, batch)
     drawn = _draw_repeats(texts, _find_vocabularies(model, vocabulary, len(texts)), {*delimiters, pad}, seed)
     if drawn:
         size = drawn[0].shape[1] // 2
         with watch(model, layers=layers, pixels=0, top=0, probes=make_repeat_probes(size)) as record:
-            called(*drawn)
+            call_model(*drawn)
         for call in record.calls:
             tally.count_repeats(call, size)
     notes = [] if drawn else [UNKNOWN]
-    if delimiters and not any("delimiter" in found for found in tally.sums.values()):
+    if delimiters and not any("delimiter" in roles for roles in tally.sums.values()):
         notes.append(UNREAD)
     return HeadRoles(tally.scores(), thresholds, notes)
+
+
+class TextInputs(NamedTuple):
+    """Token ids of each text, (batch, tokens), and which are no padding; without masks, none is padding."""
+
+    texts: tuple[Tensor, ...] = ()
+    real: tuple[Tensor, ...] = ()
+
+    def without_padding(self) -> list[TextInputs]:
+        """The texts without padding, batched by length."""
+        if not self.real:
+            return [self] if self.texts else []
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for sample in range(len(self.texts[0])):
+            groups.setdefault(tuple(int(mask[sample].sum()) for mask in self.real), []).append(sample)
+        batches = [self._select(samples) for sizes, samples in groups.items() if min(sizes)]
+        if not batches:
+            raise LensError("there are no tokens in inputs besides padding")
+        return batches
+
+    def _select(self, samples: list[int]) -> TextInputs:
+        """These samples without their padding, which is equally long in all of them."""
+        both = zip(self.texts, self.real, strict=True)
+        return TextInputs(tuple(torch.stack([text[n][mask[n]] for n in samples]) for text, mask in both))
+
+
+def _read_inputs(inputs: Any, pad: int | None, check: bool) -> TextInputs:
+    """Texts and masks of what head_roles was given; LensError for what are no token ids, if `check`."""
+    masks: tuple[Any, ...] = ()
+    if isinstance(inputs, Mapping):
+        texts, masks = _read_dict(inputs)
+    else:
+        texts = () if inputs is None else inputs if isinstance(inputs, tuple) else (inputs,)
+    if check or masks:
+        _check_texts(texts)
+    if pad is None and not any(mask is not None for mask in masks):
+        return TextInputs(texts)
+    real = tuple(torch.ones_like(text, dtype=torch.bool) if pad is None else text != pad for text in texts)
+    for text, real_tokens, mask in zip(texts, real, masks, strict=False):
+        if mask is not None:
+            if not isinstance(mask, Tensor) or mask.shape != text.shape:
+                got = tuple(mask.shape) if isinstance(mask, Tensor) else repr(mask)[:60]
+                raise LensError(f"a mask of padding must be shaped as its token ids, {tuple(text.shape)}, got {got}")
+            real_tokens &= mask.to(text.device).bool()
+    return TextInputs(texts, () if all(bool(tokens.all()) for tokens in real) else real)
+
+
+def _read_dict(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The texts of a dict of model inputs, and the mask of each or None."""
+    if "input_ids" not in inputs:
+        raise LensError(f"a dict of inputs needs input_ids, got {', '.join(inputs) or 'nothing'}; else pass {RUN}")
+    for name, value in inputs.items():
+        plain = name == "token_type_ids" and isinstance(value, Tensor) and not value.any()  # what the model assumes
+        if name not in (*INPUT_NAMES, *INPUT_NAMES.values()) and not plain:
+            raise LensError(
+                f"head_roles reads {', '.join([*INPUT_NAMES, *INPUT_NAMES.values()])} of a dict of inputs, "
+                f"not {name!r}; leave it out, or pass {RUN} with it"
+            )
+    names = [name for name in INPUT_NAMES if name in inputs]
+    return tuple(inputs[name] for name in names), tuple(inputs.get(INPUT_NAMES[name]) for name in names)
+
+
+def _check_texts(texts: tuple[Any, ...]) -> None:
+    for text in texts:
+        if not isinstance(text, Tensor) or text.dtype not in (torch.int32, torch.int64) or text.ndim != 2:
+            got = f"{text.dtype} of shape {tuple(text.shape)}" if isinstance(text, Tensor) else repr(text)[:60]
+            raise LensError(
+                "inputs must be token ids shaped (batch, tokens), for an encoder-decoder a tuple (source, target), or "
+                f"what a tokenizer gives with return_tensors='pt'; got {got}. For other inputs pass {RUN}"
+            )
+        if not text.numel():
+            raise LensError(f"there are no tokens in inputs of shape {tuple(text.shape)}")
+
+
+def _check_text_count(model: nn.Module, texts: tuple[Tensor, ...]) -> None:
+    """Raises LensError if the model reads no tokens, or another number of texts."""
+    model = unwrap_model(model)
+    if not isinstance(model, nn.Module):  # which `watch` refuses
+        return
+    names = inspect.signature(model.forward).parameters
+    both = {"source", "target"} <= names.keys() or (
+        "decoder_input_ids" in names and getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    )
+    if both and len(texts) != 2:
+        raise LensError(
+            f"{type(model).__name__} reads a source and a target; give both as inputs=(source, target), or as "
+            "input_ids and decoder_input_ids of a dict"
+        )
+    if not both and len(texts) != 1 and {"input_ids", "tokens"} & names.keys():  # a wrapper's forward may not say
+        raise LensError(f"{type(model).__name__} reads one text, got {len(texts)}")
+    if hasattr(model, "config") and "pixel_values" in names and "input_ids" not in names:
+        raise LensError(f"{type(model).__name__} reads no token ids; pass {RUN}")
 
 
 class _Tally:
@@ -98,20 +192,20 @@ class _Tally:
                 _find_tokens(sight, inputs.texts, "keys"),
                 _find_tokens(sight, inputs.real, "queries"),
             )
-            visible, keys, place = sight.visible, sight.keys, sight.queries
+            visible, keys, positions = sight.visible, sight.keys, sight.queries
             assert visible is not None, "a sight that was just taken has all measures"
             real = (sight.logsumexp != -torch.inf) & counts_queries("first", visible)  # NaN counts: it must show
             if real_queries is not None:
-                real &= real_queries[:, place][:, None]
+                real &= real_queries[:, positions][:, None]
             self.add(sight, "first", sight.first, real)
             self.add(sight, "broad", sight.entropy / visible.clamp(min=2).double().log(), real)
             if of_keys is not None and self.delimiters and sight.received is not None:
-                chosen = torch.isin(of_keys, torch.tensor(sorted(self.delimiters)))[:, None]
-                self.add(sight, "delimiter", sight.received * chosen, sight.received)
+                is_delimiter = torch.isin(of_keys, torch.tensor(sorted(self.delimiters)))[:, None]
+                self.add(sight, "delimiter", sight.received * is_delimiter, sight.received)
             if sight.cross:
                 continue
             for role, step in (("previous", -1), ("itself", 0), ("next", 1)):
-                inside = (place + step >= 0) & (place + step < keys)
+                inside = (positions + step >= 0) & (positions + step < keys)
                 self.add(sight, role, sight.probes[str(step)], real & inside)
             local = torch.stack([sight.probes[str(step)] for step in range(-self.near, self.near + 1)]).sum(0)
             self.add(sight, "local", local, real & counts_queries("local", visible, self.near))
@@ -125,25 +219,18 @@ class _Tally:
 
     def add(self, sight: Sight, role: str, values: Tensor, counts: Tensor) -> None:
         """Values of all heads, (batch, heads, …), and how much each counts."""
-        found = self.sums.setdefault(sight.name, {}).setdefault(role, [])
+        sums = self.sums.setdefault(sight.name, {}).setdefault(role, [])
         self.heads[sight.name] = sight.heads
         if counts.dtype == torch.bool:
             values = values * counts
-        found.append(torch.stack([values.double().sum((0, 2)), counts.expand(values.shape).double().sum((0, 2))]))
+        sums.append(torch.stack([values.double().sum((0, 2)), counts.expand(values.shape).double().sum((0, 2))]))
 
     def scores(self) -> Iterator[tuple[str, int, dict[str, float]]]:
         for name, roles in self.sums.items():
-            total = {role: torch.stack(found).sum(0) for role, found in roles.items()}
-            for place, head in enumerate(self.heads[name]):
-                yield (
-                    name,
-                    head,
-                    {
-                        role: float(value[place] / count[place])
-                        for role, (value, count) in total.items()
-                        if count[place] > 0
-                    },
-                )
+            totals = {role: torch.stack(sums).sum(0) for role, sums in roles.items()}
+            for n, head in enumerate(self.heads[name]):
+                means = {role: float(total[0, n] / total[1, n]) for role, total in totals.items() if total[1, n] > 0}
+                yield name, head, means
 
 
 def _check_options(delimiters: Any, run: Any, near: int, pad: Any, seed: int) -> frozenset[int]:
@@ -153,11 +240,11 @@ def _check_options(delimiters: Any, run: Any, near: int, pad: Any, seed: int) ->
     if run is not None and not callable(run):
         raise LensError(f"run must be a function that calls the model, got {run!r:.60}")
     ids = (
-        [to_python_number(one) for one in to_python_numbers(delimiters)]
+        [to_python_number(token) for token in to_python_numbers(delimiters)]
         if isinstance(delimiters, (Collection, Tensor))
         else None
     )
-    if ids is None or any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
+    if ids is None or any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
         raise LensError(f"delimiters must be a list of token ids, such as [13], got {delimiters!r:.60}")
     if pad is not None and (isinstance(pad, bool) or not isinstance(pad, int)):
         raise LensError(f"pad must be a token id, such as tokenizer.pad_token_id, got {pad!r:.60}")
@@ -184,13 +271,13 @@ def _run_model(model: nn.Module, *texts: Tensor) -> None:
     if find_attentions(model):
         model(*(text.to(device) for text in texts))
         return
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         name: text.to(device) for name, text in zip(("input_ids", "decoder_input_ids"), texts, strict=False)
     }
-    known = inspect.signature(model.forward).parameters
+    accepted = inspect.signature(model.forward).parameters
     # All scores over a vocabulary, of a long text, would take more memory than all the rest.
-    given |= {name: value for name, value in (("logits_to_keep", 1), ("use_cache", False)) if name in known}
-    model(**given)
+    arguments |= {name: value for name, value in (("logits_to_keep", 1), ("use_cache", False)) if name in accepted}
+    model(**arguments)
 
 
 def _find_vocabularies(
@@ -204,13 +291,13 @@ def _find_vocabularies(
             return None
         vocabulary = target if count < 2 else (getattr(config, "source_vocabulary", None) or target, target)
     several = vocabulary if isinstance(vocabulary, tuple) else (vocabulary,) * count
-    if any(isinstance(one, (str, bool)) or not isinstance(one, (int, Sequence)) for one in several):
+    if any(isinstance(numbers, (str, bool)) or not isinstance(numbers, (int, Sequence)) for numbers in several):
         raise LensError(f"a vocabulary is a number of token ids, or a list of them, got {vocabulary!r:.60}")
     if len(several) != count:
         raise LensError(
             f"{len(several)} vocabularies for {count} texts; give a tuple of {count}, or one number or list for all"
         )
-    return [range(one) if isinstance(one, int) else list(one) for one in several]
+    return [range(numbers) if isinstance(numbers, int) else list(numbers) for numbers in several]
 
 
 def _draw_repeats(
@@ -219,9 +306,9 @@ def _draw_repeats(
     """Random distinct tokens followed by the same tokens again, no longer than the shortest text."""
     if vocabularies is None or not texts:
         return ()
-    numbers = [[one for one in some if one not in without] for some in vocabularies]
-    size = min([PASSAGE, *(len(some) for some in numbers), *(text.shape[1] // 2 for text in texts)])
+    drawable = [[token for token in vocabulary if token not in without] for vocabulary in vocabularies]
+    size = min([PASSAGE, *map(len, drawable), *(text.shape[1] // 2 for text in texts)])
     if size < MIN_VISIBLE:
         return ()
     chance = torch.Generator().manual_seed(seed)
-    return tuple(draw_repeated_tokens(some, size, chance=chance) for some in numbers)
+    return tuple(draw_repeated_tokens(tokens, size, chance=chance) for tokens in drawable)

@@ -1,8 +1,8 @@
 """The largest scores of each row, in order; among equal scores the smaller key comes first.
 
 The n largest scores lie in the n blocks with the largest maxima, so most scores are read only once, by a maximum over
-blocks; the chosen blocks are reduced once more, across, and the remaining candidates are ranked. Numbers are ranked
-together with their keys, as integers: no two are equal, and NumPy sorts short rows of them far faster than PyTorch.
+blocks; these blocks are reduced once more, across, and the remaining candidates are ranked. Numbers are ranked together
+with their keys, as integers: no two are equal, and NumPy sorts short rows of them far faster than PyTorch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 BLOCK = 64
 SHORT = 256  # most integers of a row that NumPy sorts faster than PyTorch finds the largest
-KEYS = 2**29 - 1  # the bits of a float64 that are 0 if it was a float32
+KEY_BITS = 2**29 - 1  # the bits of a float64 that are 0 if it was a float32
 
 
 def find_block_maxima(scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows blocks"]:
@@ -33,24 +33,24 @@ def find_largest(
     """
     if count == 1:
         block = blocks.argmax(-1, keepdim=True)
-        values, place = _gather_blocks(logs, block)[..., 0, :].max(-1, keepdim=True)
-        return values, block * BLOCK + place
+        values, column = _gather_blocks(logs, block)[..., 0, :].max(-1, keepdim=True)
+        return values, block * BLOCK + column
     if logs.dtype != torch.float32:
         return _sort_stably(logs, count)
     size, few = logs.shape[-1], min(count, logs.shape[-1])
     keys = torch.arange(max(size if size <= SHORT else BLOCK, blocks.shape[-1]), device=logs.device)
     if size <= SHORT:
         return _unpack(_find_smallest(_pack(logs, buffer).bitwise_or_(keys), few))
-    inside, chosen = _split_blocks(logs), keys[: blocks.shape[-1]]
+    candidates, numbers = _split_blocks(logs), keys[: blocks.shape[-1]]
     if blocks.shape[-1] > count:
-        chosen = _unpack(_find_smallest(_pack(blocks, buffer).bitwise_or_(chosen), count))[1]
-        inside = _gather_blocks(logs, chosen)
-    chosen = chosen[..., None] * BLOCK  # the first key of each
-    columns = _find_candidates(inside.amax(-2), count, buffer) if count < BLOCK else None
-    if columns is None:
-        return _unpack(_find_smallest(_pack(inside, buffer).bitwise_or_(chosen + keys[:BLOCK]).flatten(-2), few))
-    candidates = inside.gather(-1, columns.expand(*inside.shape[:-1], count))
-    return _unpack(_find_smallest(_pack(candidates, buffer).bitwise_or_(chosen + columns).flatten(-2), few))
+        numbers = _unpack(_find_smallest(_pack(blocks, buffer).bitwise_or_(numbers), count))[1]
+        candidates = _gather_blocks(logs, numbers)
+    first_keys, columns = numbers[..., None] * BLOCK, keys[:BLOCK]
+    if count < BLOCK and (best_columns := _find_best_columns(candidates.amax(-2), count, buffer)) is not None:
+        columns = best_columns
+        candidates = candidates.gather(-1, columns.expand(*candidates.shape[:-1], count))
+    packed = _pack(candidates, buffer).bitwise_or_(first_keys + columns)
+    return _unpack(_find_smallest(packed.flatten(-2), few))
 
 
 def find_largest_of_few(
@@ -58,10 +58,10 @@ def find_largest_of_few(
 ) -> tuple[Float[Tensor, "*rows top"], Int[Tensor, "*rows top"]]:
     """The `count` largest scores of short rows, without blocks."""
     size = scores.shape[-1]
-    values, places = scores.topk(min(count + 1, size))
+    values, keys = scores.topk(min(count + 1, size))
     if bool((values[..., 1:] == values[..., :-1]).any()):
         return _sort_with_ties(scores, min(count, size))
-    return values[..., :count], places[..., :count]
+    return values[..., :count], keys[..., :count]
 
 
 def find_first_visible(
@@ -85,13 +85,12 @@ def _gather_blocks(scores: Tensor, blocks: Tensor) -> Tensor:
     return flat.view(*blocks.shape, BLOCK)
 
 
-def _find_candidates(values: Tensor, count: int, buffer: Tensor) -> Tensor | None:
-    """The indices of the `count` largest values, (…, 1, count); None if there is a tie for the last place."""
-    indices = torch.arange(values.shape[-1], device=values.device)
-    found, order = _unpack(_find_smallest(_pack(values, buffer).bitwise_or_(indices), count + 1))
-    last, next_one = found[..., count - 1], found[..., count]
-    tie = bool(((last == next_one) & (last > -torch.inf)).any())
-    return None if tie else order[..., None, :count]
+def _find_best_columns(maxima: Tensor, count: int, buffer: Tensor) -> Tensor | None:
+    """The columns of the `count` largest numbers, (…, 1, count); None if there is a tie for the last place."""
+    columns = torch.arange(maxima.shape[-1], device=maxima.device)
+    best, order = _unpack(_find_smallest(_pack(maxima, buffer).bitwise_or_(columns), count + 1))
+    tie = (best[..., count - 1] == best[..., count]) & (best[..., count] > -torch.inf)
+    return None if bool(tie.any()) else order[..., None, :count]
 
 
 def _sort_stably(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -106,7 +105,7 @@ def _pack(values: Tensor, buffer: Tensor) -> Tensor:
 
 
 def _unpack(packed: Tensor) -> tuple[Tensor, Tensor]:
-    keys = packed & KEYS
+    keys = packed & KEY_BITS
     return (packed - keys).view(torch.float64).neg_().float(), keys
 
 
@@ -119,15 +118,15 @@ def _find_smallest(packed: Tensor, count: int) -> Tensor:
 
 
 def _sort_with_ties(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest values of any sign with their places, ties broken by the smaller place."""
+    """The largest values of any sign with their keys, ties broken by the smaller key."""
     if values.dtype != torch.float32:
         return _sort_stably(values, count)
     # A stable sort is slow. The bits of positive floats sort like the floats, those of negative ones in reverse; with
-    # the place in the lower half no two are equal, and topk can be used. Adding 0 makes −0 equal to 0.
-    places = torch.arange(values.shape[-1], device=values.device)
+    # the key in the lower half no two are equal, and topk can be used. Adding 0 makes −0 equal to 0.
+    keys = torch.arange(values.shape[-1], device=values.device)
     bits = (values + 0.0).view(torch.int32)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    combined = ((bits.long() << 32) - places).topk(count).values
-    places = -combined & 0xFFFFFFFF
-    bits = ((combined + places) >> 32).int()
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32), places
+    combined = ((bits.long() << 32) - keys).topk(count).values
+    keys = -combined & 0xFFFFFFFF
+    bits = ((combined + keys) >> 32).int()
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32), keys

@@ -23,51 +23,50 @@ from clearhead.lens.measures.definition import sum_blocks
 from clearhead.lens.measures.thread_pool import run_in_threads
 from clearhead.lens.record.kept_inputs import KeptInputs, Step
 
-CELLS = 2**22  # scores held at once where a whole row is needed
-TILE = 2**19  # scores held at once where they are summed: they should stay in the processor's cache
-MASKED = 2**22  # weights of a window whose mask is looked at weight by weight
+MAX_ROW_SCORES = 2**22  # held at once where a whole row is needed
+MAX_TILE_SCORES = 2**19  # held at once where they are summed: they should stay in the processor's cache
+MAX_MASKED_WEIGHTS = 2**22  # of a window whose mask is looked at weight by weight
 GRAIN = 128  # queries and keys of a block for which the mask is summarised
 LOG2E = math.log2(math.e)
-
 
 Positions = int | slice | Sequence[int] | Int[Tensor, " positions"] | None  # None is all
 
 
 class _PreparedHead(NamedTuple):
-    """One head in float32 or better; `some` and `every` say of each block whether any or all of it is visible."""
+    """One head in float32 or better; `any_visible` and `all_visible` summarise each block of the mask."""
 
     q: Float[Tensor, "queries d"]
     k: Float[Tensor, "keys d"]
     logsumexp: Float[Tensor, " queries"]
-    some: Bool[Tensor, "rows columns"] | None
-    every: Bool[Tensor, "rows columns"] | None
+    any_visible: Bool[Tensor, "rows columns"] | None
+    all_visible: Bool[Tensor, "rows columns"] | None
 
 
 class HeadWindows:
-    """The weights of one head in one sample, by document position; `place` is the index of the head in the tensors."""
+    """The weights of one head in one sample, by document position; `index` is that of the head in the tensors."""
 
-    def __init__(self, kept: KeptInputs, sample: int, place: int) -> None:
-        self.kept, self.sample, self.place = kept, sample, place
-        self.key_place = place // (kept.q.shape[1] // kept.k.shape[1])
-        scale = kept.scale.flatten().tolist() if isinstance(kept.scale, Tensor) else [kept.scale]
-        self.scale: float = scale[place if len(scale) > 1 else 0]
+    def __init__(self, inputs: KeptInputs, sample: int, index: int) -> None:
+        self.inputs, self.sample, self.index = inputs, sample, index
+        self.key_index = index // (inputs.q.shape[1] // inputs.k.shape[1])
+        scale = inputs.scale.flatten().tolist() if isinstance(inputs.scale, Tensor) else [inputs.scale]
+        self.scale: float = scale[index if len(scale) > 1 else 0]
         self._summary: tuple[tuple[int, int], Tensor] | None = None  # of the mask: which blocks show anything
 
     def weights(self, queries: Positions, keys: Positions) -> Float[Tensor, "queries keys"]:
         """The weights of some queries for some keys, computed in float64."""
-        kept = self.kept
-        rows = _select_positions(queries, kept.first_query, kept.q.shape[2], "queries")
-        columns = _select_positions(keys, 0, kept.k.shape[2], "keys")
-        found = torch.zeros(len(rows), len(columns), dtype=torch.float64)
-        for step, places in self._split_by_step(rows):
-            own = [rows[place] for place in places]
-            scores = self._compute_scores(step, own, columns)
-            normaliser = self._compute_logsumexp(step, own)[:, None]
+        inputs = self.inputs
+        rows = _select_positions(queries, inputs.first_query, inputs.q.shape[2], "queries")
+        columns = _select_positions(keys, 0, inputs.k.shape[2], "keys")
+        window = torch.zeros(len(rows), len(columns), dtype=torch.float64)
+        for step, indices in self._split_by_step(rows):
+            step_rows = [rows[index] for index in indices]
+            scores = self._compute_scores(step, step_rows, columns)
+            normaliser = self._compute_logsumexp(step, step_rows)[:, None]
             weights = (scores - normaliser).exp().masked_fill(normaliser == -math.inf, 0.0)
-            found[torch.tensor(places, dtype=torch.long)] = weights
-        end = kept.first_query + int(kept.lengths[self.sample])
-        found[torch.tensor([row >= end for row in rows], dtype=torch.bool)] = 0.0
-        return found.to(torch.promote_types(kept.q.dtype, torch.float32))
+            window[torch.tensor(indices, dtype=torch.long)] = weights
+        end = inputs.first_query + int(inputs.lengths[self.sample])
+        window[torch.tensor([row >= end for row in rows], dtype=torch.bool)] = 0.0
+        return window.to(torch.promote_types(inputs.q.dtype, torch.float32))
 
     def sums(self, queries: range, keys: range, blocks: tuple[int, int] = (1, 1)) -> Float[Tensor, "rows columns"]:
         """Sums of the weights in blocks from the first query and the first key on; the last block may be short.
@@ -75,27 +74,27 @@ class HeadWindows:
         Fast where one mask and bias hold for all queries and all were measured, otherwise from `weights`.
         """
         height, width = (max(1, min(block, len(part))) for block, part in zip(blocks, (queries, keys), strict=True))
-        found = torch.zeros(-(-len(queries) // height), -(-len(keys) // width))
-        fast = len(self.kept.parts) == 1 and self.kept.logsumexp is not None
-        tallest = 2048 if fast else TILE
-        rows_together = max(1, min(tallest, TILE // max(1, len(keys))) // height) * height
+        sums = torch.zeros(-(-len(queries) // height), -(-len(keys) // width))
+        fast = len(self.inputs.parts) == 1 and self.inputs.logsumexp is not None
+        tallest = 2048 if fast else MAX_TILE_SCORES
+        rows_together = max(1, min(tallest, MAX_TILE_SCORES // max(1, len(keys))) // height) * height
 
         def add_rows(start: int) -> None:
             rows, first = queries[start : start + rows_together], start // height
             if not fast:
                 weights = self.weights(slice(rows.start, rows.stop), slice(keys.start, keys.stop))
-                some = sum_blocks(sum_blocks(weights, height, 0), width, 1)
-                found[first : first + len(some)] = some
+                part = sum_blocks(sum_blocks(weights, height, 0), width, 1)
+                sums[first : first + len(part)] = part
                 return
             columns, weights = self._compute_tile(rows, keys)
             if columns:
                 inset = columns.start - keys.start
-                some = sum_blocks(weights, height, 0) if height > 1 else weights
+                part = sum_blocks(weights, height, 0) if height > 1 else weights
                 if width > 1:
-                    some = F.pad(some, (inset % width, 0))
-                    some = F.pad(some, (0, -some.shape[1] % width)).unflatten(1, (-1, width)).sum(2)
+                    part = F.pad(part, (inset % width, 0))
+                    part = F.pad(part, (0, -part.shape[1] % width)).unflatten(1, (-1, width)).sum(2)
                 left = inset // width
-                found[first : first + len(some), left : left + some.shape[1]] = some
+                sums[first : first + len(part), left : left + part.shape[1]] = part
 
         starts = range(0, len(queries), rows_together)
         if fast:
@@ -103,7 +102,7 @@ class HeadWindows:
         else:
             for start in starts:
                 add_rows(start)
-        return found
+        return sums
 
     def find_hidden_blocks(
         self, queries: range, keys: range, blocks: tuple[int, int] = (1, 1)
@@ -112,151 +111,150 @@ class HeadWindows:
 
         Blocks are those of `sums`. Large ones count as hidden only where the mask itself says so, without its weights.
         """
-        kept, (height, width) = self.kept, blocks
-        bare = len(kept.parts) == 1 and kept.parts[0].mask is None and kept.parts[0].bias is None
-        if bare and int(kept.lengths[self.sample]) >= kept.q.shape[2]:
+        inputs, (height, width) = self.inputs, blocks
+        bare = len(inputs.parts) == 1 and inputs.parts[0].mask is None and inputs.parts[0].bias is None
+        if bare and int(inputs.lengths[self.sample]) >= inputs.q.shape[2]:
             return None
-        if len(queries) * len(keys) > MASKED:
+        if len(queries) * len(keys) > MAX_MASKED_WEIGHTS:
             return self._find_hidden_from_afar(queries, keys, blocks)
         hidden = torch.ones(len(queries), len(keys), dtype=torch.bool)
-        for step, places in self._split_by_step(queries):
-            own = [queries[place] for place in places]
-            scores = self._score(step, torch.zeros(len(own), len(keys)), own, keys)
-            hidden[torch.tensor(places, dtype=torch.long)] = scores == -math.inf
-        hidden[max(0, kept.first_query + int(kept.lengths[self.sample]) - queries.start) :] = True
+        for step, indices in self._split_by_step(queries):
+            rows = [queries[index] for index in indices]
+            scores = self._score(step, torch.zeros(len(rows), len(keys)), rows, keys)
+            hidden[torch.tensor(indices, dtype=torch.long)] = scores == -math.inf
+        hidden[max(0, inputs.first_query + int(inputs.lengths[self.sample]) - queries.start) :] = True
         return hidden if blocks == (1, 1) else _all_in_blocks(_all_in_blocks(hidden, height, 0), width, 1)
 
     def _find_hidden_from_afar(
         self, queries: range, keys: range, blocks: tuple[int, int]
     ) -> Bool[Tensor, "rows columns"] | None:
         """The same from the mask's own summary of its blocks."""
-        step = self.kept.parts[0]
+        step = self.inputs.parts[0]
         starts = (queries.start - step.first_query, keys.start - step.first_key)
         aligned = all(start >= 0 and start % block == 0 for start, block in zip(starts, blocks, strict=True))
         cells = math.prod(-(-count // block) for count, block in zip((step.queries, step.keys), blocks, strict=True))
-        if len(self.kept.parts) > 1 or step.mask is None or not aligned or cells > 4 * CELLS:
+        if len(self.inputs.parts) > 1 or step.mask is None or not aligned or cells > 4 * MAX_ROW_SCORES:
             return None
         if self._summary is None or self._summary[0] != blocks:
-            self._summary = (blocks, self._select_own(step.mask.blocks(step.queries, step.keys, *blocks)[0]))
-        own = self._summary[1]
+            self._summary = (blocks, self._select_head(step.mask.blocks(step.queries, step.keys, *blocks)[0]))
         rows, columns = (
             range(start // block, -(-(start + len(part)) // block))
             for start, part, block in zip(starts, (queries, keys), blocks, strict=True)
         )
-        return ~_select_blocks(own, rows, columns).expand(len(rows), -1)
+        return ~_select_blocks(self._summary[1], rows, columns).expand(len(rows), -1)
 
     def _split_by_step(self, rows: Sequence[int]) -> Iterator[tuple[Step, list[int]]]:
-        """The steps that contain these queries, each with the places of its own among them."""
+        """The steps that contain these queries, each with the indices of its queries among them."""
         low, high = (min(rows), max(rows)) if rows else (0, -1)
-        for step in self.kept.parts:
+        for step in self.inputs.parts:
             if low < step.rows.stop and step.rows.start <= high:
-                places = [place for place, row in enumerate(rows) if row in step.rows]
-                if places:
-                    yield step, places
+                indices = [index for index, row in enumerate(rows) if row in step.rows]
+                if indices:
+                    yield step, indices
 
     def _compute_scores(self, step: Step, rows: Sequence[int], columns: Sequence[int]) -> Float[Tensor, "queries keys"]:
         """cap(q·k·scale) + bias in float64; −inf for what is hidden."""
-        kept = self.kept
+        inputs = self.inputs
         i, j = (torch.tensor(list(numbers), dtype=torch.long) for numbers in (rows, columns))
-        q = kept.q[self.sample, self.place, i - kept.first_query].double()
-        return self._score(step, q @ kept.k[self.sample, self.key_place, j].double().T * self.scale, rows, columns)
+        q = inputs.q[self.sample, self.index, i - inputs.first_query].double()
+        return self._score(step, q @ inputs.k[self.sample, self.key_index, j].double().T * self.scale, rows, columns)
 
     def _score(
         self, step: Step, products: Float[Tensor, "queries keys"], rows: Sequence[int], columns: Sequence[int]
     ) -> Float[Tensor, "queries keys"]:
         """cap(products) + bias; −inf for what is hidden."""
-        kept = self.kept
         i, j = (torch.tensor(list(numbers), dtype=torch.long) for numbers in (rows, columns))
-        b, h = torch.tensor([[self.sample]]), torch.tensor([[self.place]])
+        b, h = torch.tensor([[self.sample]]), torch.tensor([[self.index]])
         i, j = (i - step.first_query)[:, None], (j - step.first_key)[None, :]
         exists = (j >= 0) & (j < step.keys)
-        scorer = TileScorer(kept.softcap, step.bias, step.mask, step.queries, step.keys)
+        scorer = TileScorer(self.inputs.softcap, step.bias, step.mask, step.queries, step.keys)
         scores = scorer.score_pairs(products, b, h, i, j.clamp(0, max(step.keys - 1, 0)))
         return scores.masked_fill(~exists, -math.inf)
 
     def _compute_logsumexp(self, step: Step, rows: Sequence[int]) -> Float[Tensor, " queries"]:
-        kept = self.kept
-        if kept.logsumexp is not None:
-            at = torch.tensor(list(rows), dtype=torch.long) - kept.first_query
-            return kept.logsumexp[self.sample, self.place, at].double()
-        found, rows_together = [], max(1, CELLS // max(1, kept.k.shape[2]))
+        inputs = self.inputs
+        if inputs.logsumexp is not None:
+            at = torch.tensor(list(rows), dtype=torch.long) - inputs.first_query
+            return inputs.logsumexp[self.sample, self.index, at].double()
+        parts, rows_together = [], max(1, MAX_ROW_SCORES // max(1, inputs.k.shape[2]))
         for start in range(0, len(rows), rows_together):
-            scores = self._compute_scores(step, rows[start : start + rows_together], range(kept.k.shape[2]))
+            scores = self._compute_scores(step, rows[start : start + rows_together], range(inputs.k.shape[2]))
             blind = (scores == -math.inf).all(-1)
-            if kept.sinks is not None:
-                scores = torch.cat([scores, kept.sinks[self.place].double().expand(len(scores), 1)], -1)
-            found.append(scores.logsumexp(-1).masked_fill(blind, -math.inf))
-        return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+            if inputs.sinks is not None:
+                scores = torch.cat([scores, inputs.sinks[self.index].double().expand(len(scores), 1)], -1)
+            parts.append(scores.logsumexp(-1).masked_fill(blind, -math.inf))
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
     @cached_property
     def _prepared(self) -> _PreparedHead:
-        kept, step = self.kept, self.kept.parts[0]
-        dtype = torch.promote_types(kept.q.dtype, torch.float32)
-        assert kept.logsumexp is not None
-        some = every = None
+        inputs, step = self.inputs, self.inputs.parts[0]
+        dtype = torch.promote_types(inputs.q.dtype, torch.float32)
+        assert inputs.logsumexp is not None
+        any_visible = all_visible = None
         if step.mask is not None:
             blocks = step.mask.blocks(step.queries, step.keys, GRAIN, GRAIN)
-            some, every = (self._select_own(block) for block in blocks)
-        q, k = kept.q[self.sample, self.place], kept.k[self.sample, self.key_place]
-        return _PreparedHead(q.to(dtype), k.to(dtype), kept.logsumexp[self.sample, self.place].to(dtype), some, every)
+            any_visible, all_visible = (self._select_head(block) for block in blocks)
+        q, k = inputs.q[self.sample, self.index], inputs.k[self.sample, self.key_index]
+        logsumexp = inputs.logsumexp[self.sample, self.index]
+        return _PreparedHead(q.to(dtype), k.to(dtype), logsumexp.to(dtype), any_visible, all_visible)
 
     def _compute_tile(self, rows: range, keys: range) -> tuple[range, Tensor]:
         """The span of these keys that these queries may see, and the weights in it."""
-        kept, step, head = self.kept, self.kept.parts[0], self._prepared
-        own_rows = slice(rows.start - step.first_query, rows.stop - step.first_query)
-        columns, partial = self._find_visible(own_rows, range(keys.start - step.first_key, keys.stop - step.first_key))
+        inputs, step, head = self.inputs, self.inputs.parts[0], self._prepared
+        step_rows = slice(rows.start - step.first_query, rows.stop - step.first_query)
+        columns, partial = self._find_visible(step_rows, range(keys.start - step.first_key, keys.stop - step.first_key))
         if not columns:
             return range(0), head.q[:0]
-        logsumexp = head.logsumexp[own_rows]
-        q = head.q[own_rows] * self.scale
+        logsumexp = head.logsumexp[step_rows]
+        q = head.q[step_rows] * self.scale
         k = head.k[columns.start + step.first_key : columns.stop + step.first_key]
-        if kept.softcap is None and step.bias is None:
+        if inputs.softcap is None and step.bias is None:
             scores = torch.addmm(logsumexp[:, None] * -LOG2E, q * LOG2E, k.T)
         else:
-            scorer = TileScorer(kept.softcap, step.bias, None, step.queries, step.keys)
+            scorer = TileScorer(inputs.softcap, step.bias, None, step.queries, step.keys)
             scorer = scorer.select_samples(slice(self.sample, self.sample + 1))
-            run, heads = VisibleRun(slice(columns.start, columns.stop), ()), slice(self.place, self.place + 1)
-            scores = scorer.score_tile_((q @ k.T)[None, None], own_rows, run, heads)[0, 0]
+            run, heads = VisibleRun(slice(columns.start, columns.stop), ()), slice(self.index, self.index + 1)
+            scores = scorer.score_tile_((q @ k.T)[None, None], step_rows, run, heads)[0, 0]
             scores = scores.sub_(logsumexp[:, None]).mul_(LOG2E)
         weights = scores.exp2_()
-        for some in partial:
+        for piece in partial:
             assert step.mask is not None
-            visible = self._select_own(step.mask.tile(own_rows, some, step.queries, step.keys))
-            weights[:, some.start - columns.start : some.stop - columns.start].masked_fill_(~visible, 0.0)
-        length = int(kept.lengths[self.sample])
-        blind = (logsumexp == -math.inf) | (torch.arange(own_rows.start, own_rows.stop) >= length)
+            visible = self._select_head(step.mask.tile(step_rows, piece, step.queries, step.keys))
+            weights[:, piece.start - columns.start : piece.stop - columns.start].masked_fill_(~visible, 0.0)
+        length = int(inputs.lengths[self.sample])
+        blind = (logsumexp == -math.inf) | (torch.arange(step_rows.start, step_rows.stop) >= length)
         if bool(blind.any()):
             weights[blind] = 0.0
         return range(columns.start + step.first_key, columns.stop + step.first_key), weights
 
     def _find_visible(self, rows: slice, keys: range) -> tuple[range, list[slice]]:
         """The span of these keys that any of these queries may see, and slices of it that the mask hides in part."""
-        keys = range(max(keys.start, 0), min(keys.stop, self.kept.parts[0].keys))
+        keys = range(max(keys.start, 0), min(keys.stop, self.inputs.parts[0].keys))
         head = self._prepared
-        if head.some is None or head.every is None or not keys:
+        if head.any_visible is None or head.all_visible is None or not keys:
             return keys, []
         tall, wide = (range(r.start // GRAIN, -(-r.stop // GRAIN)) for r in (rows, keys))
-        some = _select_blocks(head.some, tall, wide).any(0).tolist()
-        every = _select_blocks(head.every, tall, wide).all(0).tolist()
-        seen = [place for place, one in enumerate(some) if one]
+        any_visible = _select_blocks(head.any_visible, tall, wide).any(0).tolist()
+        all_visible = _select_blocks(head.all_visible, tall, wide).all(0).tolist()
+        seen = [block for block, visible in enumerate(any_visible) if visible]
         if not seen:
             return range(0), []
-        edges = [max(keys.start, min(keys.stop, (wide.start + place) * GRAIN)) for place in range(len(wide) + 1)]
+        edges = [max(keys.start, min(keys.stop, (wide.start + block) * GRAIN)) for block in range(len(wide) + 1)]
         partial: list[slice] = []
-        for place in range(seen[0], seen[-1] + 1):
-            if every[place]:
+        for block in range(seen[0], seen[-1] + 1):
+            if all_visible[block]:
                 continue
-            if partial and partial[-1].stop == edges[place]:
-                partial[-1] = slice(partial[-1].start, edges[place + 1])
+            if partial and partial[-1].stop == edges[block]:
+                partial[-1] = slice(partial[-1].start, edges[block + 1])
             else:
-                partial.append(slice(edges[place], edges[place + 1]))
+                partial.append(slice(edges[block], edges[block + 1]))
         return range(edges[seen[0]], edges[seen[-1] + 1]), partial
 
-    def _select_own(self, tensor: Tensor) -> Tensor:
+    def _select_head(self, tensor: Tensor) -> Tensor:
         """This sample and head of a tensor whose first two axes may be 1."""
         samples, heads = tensor.shape[:2]
-        own: Tensor = tensor[self.sample if samples > 1 else 0, self.place if heads > 1 else 0]
-        return own
+        of_head: Tensor = tensor[self.sample if samples > 1 else 0, self.index if heads > 1 else 0]
+        return of_head
 
 
 def _all_in_blocks(values: Bool[Tensor, "rows columns"], block: int, axis: int) -> Bool[Tensor, "..."]:
@@ -266,8 +264,8 @@ def _all_in_blocks(values: Bool[Tensor, "rows columns"], block: int, axis: int) 
         return values
     padding = (0, -values.shape[axis] % block)
     padded = F.pad(values, padding if axis else (0, 0, *padding), value=True)
-    found: Tensor = padded.unflatten(axis, (-1, block)).all(axis + 1)
-    return found
+    whole: Tensor = padded.unflatten(axis, (-1, block)).all(axis + 1)
+    return whole
 
 
 def _select_blocks(blocks: Tensor, rows: range, columns: range) -> Tensor:
@@ -287,16 +285,16 @@ def _select_positions(wanted: Positions, first: int, count: int, what: str) -> S
         start, end, step = wanted.indices(stop)
         return range(max(start, first) if step > 0 else start, end if step > 0 else max(end, first - 1), step)
     if isinstance(wanted, Sequence) and not isinstance(wanted, (str, bytes)):
-        return [_select_position(one, first, stop, what) for one in wanted]
-    place = _select_position(wanted, first, stop, what)
-    return range(place, place + 1)
+        return [_select_position(number, first, stop, what) for number in wanted]
+    position = _select_position(wanted, first, stop, what)
+    return range(position, position + 1)
 
 
 def _select_position(wanted: object, first: int, stop: int, what: str) -> int:
     number = to_python_number(wanted)
     if isinstance(number, bool) or not isinstance(number, int):
         raise RecordError(f"{what} are chosen by a position, a list or a slice of positions, got {wanted!r}")
-    place = number + stop if number < 0 else number
-    if not first <= place < stop:
+    position = number + stop if number < 0 else number
+    if not first <= position < stop:
         raise RecordError(f"there are {what} at positions {first} to {stop - 1}, not at {number!r}")
-    return place
+    return position
