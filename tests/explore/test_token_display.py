@@ -2,7 +2,7 @@
 
 import pytest
 
-from clearhead.explore.token_display import display_tokens
+from clearhead.explore.token_axis import display_tokens
 
 
 def shown(*tokens: str) -> list[str]:

@@ -13,7 +13,7 @@ from torch import nn
 from clearhead.attention.positions import Learned
 from clearhead.errors import ConfigError, DataError, LensError
 from clearhead.explore.model_lane import ModelLane, end_if_left
-from clearhead.explore.token_display import display_next_tokens, display_tokens
+from clearhead.explore.token_axis import display_next_tokens, display_tokens
 from clearhead.lens.analysis.ablation import ablate, head_effects
 from clearhead.lens.analysis.hidden_tokens import hide
 from clearhead.lens.record.attention_record import Record

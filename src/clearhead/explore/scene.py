@@ -12,8 +12,7 @@ from clearhead.explore.attention_map import OVERVIEW, AttentionMap
 from clearhead.explore.head_summaries import add_effects, choose_opening_head, summarise_heads
 from clearhead.explore.scene_json import AttentionJson, ChangeJson, HeadJson, OutputJson, SceneJson, StartJson
 from clearhead.explore.tensor_encoding import encode_runs
-from clearhead.explore.token_axis import Axis, get_file_name, read_media
-from clearhead.explore.token_display import display_next_tokens
+from clearhead.explore.token_axis import Axis, display_next_tokens, get_file_name, read_media
 from clearhead.formatting import suggest_name
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward, Sight, find_text

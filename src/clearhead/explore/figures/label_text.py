@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from clearhead.explore.figures import fonts
-from clearhead.explore.token_display import display_tokens
+from clearhead.explore.token_axis import display_tokens
 
 MAX_WIDTH = 16  # letters; a Chinese character counts as two
 EMPTY, SPACE, GLUED, HOLDER, CUT = "∅", "␣", "·", "◌", "…"

@@ -41,7 +41,7 @@ class _Words(NamedTuple):
 def word_overlays(sight: Sight, head: int | None = None, *, sample: int = 0, title: str | None = None) -> Figure:
     """The picture once for each word, in colour where the word looks; by default the mean of all heads.
 
-    Patches lose their colours as their weight falls; a word that looks everywhere leaves all of them pale.
+    Patches lose their colours as their weight falls; a word with even attention leaves all of them pale.
     """
     media, words = _read_picture(sight), _read_words(sight, head, sample)
     shown = min(len(words.labels), MAX_WORDS)

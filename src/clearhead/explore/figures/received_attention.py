@@ -20,7 +20,7 @@ from clearhead.explore.figures import fonts, record_names, style, tick_labels
 from clearhead.explore.figures.label_text import make_drawable, make_labels
 from clearhead.explore.figures.record_names import Texts
 from clearhead.explore.figures.weight_grid import GridAxis, Source, describe_heads, list_heads, select_weights
-from clearhead.explore.token_display import display_tokens
+from clearhead.explore.token_axis import display_tokens
 from clearhead.lens import Sight
 
 MAX_SHADED = 400  # tokens

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from clearhead.errors import ConfigError, RecordError
-from clearhead.explore.token_display import display_token_lists, find_delimiters, is_punctuation
+from clearhead.explore.token_axis import display_token_lists, find_delimiters, is_punctuation
 from clearhead.lens import Forward, Record, Sight
 
 Texts = Sequence[str | None] | None
