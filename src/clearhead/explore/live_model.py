@@ -218,7 +218,7 @@ def count_positions(model: nn.Module) -> int | None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and (isinstance(module, Learned) or name.endswith(POSITION_TABLES)):
             unused = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there on
-            sizes.append(module.num_embeddings - vars(module).get("offset", unused))  # OPT and BART have an offset
+            sizes.append(module.num_embeddings - int(getattr(module, "offset", unused)))  # of OPT's and BART's class
     return min(sizes, default=None)
 
 
