@@ -80,7 +80,7 @@ class PackageError(ClearheadError, ImportError):
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether there was no room; PyTorch has a class of its own for GPUs only."""
-    words = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+    phrases = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(some in str(error) for some in words)
+        isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in phrases)
     )

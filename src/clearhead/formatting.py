@@ -62,8 +62,8 @@ def escape_control(text: str, *, keep: str = "\n\t") -> str:
     \x1b[2J \u009b a\nb
     """
 
-    def escape(found: re.Match[str]) -> str:
-        mark = found[0]
+    def escape(match: re.Match[str]) -> str:
+        mark = match[0]
         if mark in keep:
             return mark
         return ascii(mark)[1:-1] if mark < " " else f"\\u{ord(mark):04x}"
@@ -76,13 +76,13 @@ def print_message(text: str) -> None:
     print(escape_control(text), file=sys.stderr, flush=True)
 
 
-def suggest_name(name: Any, known: Iterable[str], otherwise: str | None = None) -> str:
-    """The known name that is most similar to an unknown one; `otherwise` (by default all known ones) if none is.
+def suggest_name(name: Any, choices: Iterable[str], otherwise: str | None = None) -> str:
+    """The choice that is most similar to an unknown name; `otherwise` (by default all choices) if none is.
 
     >>> suggest_name("step", ["steps", "minutes"]), suggest_name("x", ["steps", "minutes"])
     ("did you mean 'steps'?", 'choose from steps, minutes')
     """
-    names = list(known)
+    names = list(choices)
     near = get_close_matches(str(name), names, n=1)
     if near:
         return f"did you mean {near[0]!r}?"

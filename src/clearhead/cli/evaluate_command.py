@@ -65,12 +65,12 @@ def evaluate(
     names = parse_columns(columns) if columns else None
     # Read before the model answers: what is missing is refused at once.
     training = _training_rows(predictor, train, names) if baseline and task.baseline_learns else []
-    found = predictor.evaluate_rows(_source(predictor, data, columns), columns=names, **options)
-    tables = task.report(processor, found.rows, found.predictions) if report and task.report else ""
-    simple = task.baseline(processor, training, found.rows) if baseline and task.baseline else None
+    evaluation = predictor.evaluate_rows(_source(predictor, data, columns), columns=names, **options)
+    tables = task.report(processor, evaluation.rows, evaluation.predictions) if report and task.report else ""
+    simple = task.baseline(processor, training, evaluation.rows) if baseline and task.baseline else None
     if figure is not None:
-        _draw(predictor, found, figure)
-    scores = dict(found.scores)
+        _draw(predictor, evaluation, figure)
+    scores = dict(evaluation.scores)
     if "note" in scores:
         print_message(str(scores["note"]))
     if as_json:
@@ -114,10 +114,10 @@ def _source(predictor: Predictor, data: Sequence[str], columns: str | None) -> A
     return dict(zip(names, data, strict=True))
 
 
-def _training_rows(predictor: Predictor, given: Sequence[str] | None, columns: Any) -> list[Row]:
+def _training_rows(predictor: Predictor, files: Sequence[str] | None, columns: Any) -> list[Row]:
     """Rows of --train, or else those that the model learned from, as its recipe names them."""
-    if given:
-        return [row for file in given for row in predictor.read_rows(file, columns=columns)]
+    if files:
+        return [row for file in files for row in predictor.read_rows(file, columns=columns)]
     from clearhead.model_folder import RECIPE
     from clearhead.train.data import read_training_rows
     from clearhead.train.recipe import read_recipe
@@ -132,11 +132,11 @@ def _training_rows(predictor: Predictor, given: Sequence[str] | None, columns: A
         raise DataError(f"the baseline needs the training data: {error}; give it with --train FILE") from None
 
 
-def _draw(predictor: Predictor, found: Evaluation, path: Path) -> None:
+def _draw(predictor: Predictor, evaluation: Evaluation, path: Path) -> None:
     from clearhead.explore.figures import confusion_matrix, save
 
     assert predictor.task.confusion is not None, "checked before anything was scored"
-    labels, counts = predictor.task.confusion(predictor.processor, found.rows, found.predictions)
+    labels, counts = predictor.task.confusion(predictor.processor, evaluation.rows, evaluation.predictions)
     save(confusion_matrix(labels, counts, title=predictor.name), path)
     print_message(f"wrote {path}")
 

@@ -8,28 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from clearhead.cli.options import Base, Device, Threads
+from clearhead.cli.options import Answer, Base, Device, Text, Threads
 from clearhead.cli.output import flush_output, print_message, print_output
 from clearhead.cli.startup import import_torch
 from clearhead.cli.stdin import read_text
 from clearhead.errors import ConfigError
 from clearhead.formatting import escape_control, format_bytes
 
+SUBJECT = typer.Argument(
+    metavar="MODEL|RECORD", help="A model's folder or name, a Hugging Face folder, a record's file."
+)
+
 
 def look(
-    subject: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL|RECORD", help="A model's folder or name, a Hugging Face folder, a record's file."
-        ),
-    ],
-    text: Annotated[
-        str | None,
-        typer.Argument(metavar="INPUT", help="A text, or a path of a file; - reads it from stdin."),
-    ] = None,
-    answer: Annotated[
-        str | None, typer.Option(help="Show the attention for this answer, not for the model's own.")
-    ] = None,
+    subject: Annotated[str, SUBJECT],
+    text: Text = None,
+    answer: Answer = None,
     out: Annotated[Path | None, typer.Option(help="Write a self-contained HTML file.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
     heads: Annotated[
@@ -83,16 +77,8 @@ def look(
 
 
 def figures(
-    subject: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL|RECORD", help="A model's folder or name, a Hugging Face folder, a record's file."
-        ),
-    ] = None,
-    text: Annotated[
-        str | None,
-        typer.Argument(metavar="INPUT", help="A text, or a path of a file; - reads it from stdin."),
-    ] = None,
+    subject: Annotated[str | None, SUBJECT] = None,
+    text: Text = None,
     out: Annotated[Path, typer.Option(help="The folder of the figures.")] = Path("figures"),
     kind: Annotated[str, typer.Option("--format", metavar="png|svg|pdf", help="File format.")] = "png",
     heads: Annotated[
@@ -103,9 +89,7 @@ def figures(
         str | None,
         typer.Option(metavar="written|read", help="Label decoder rows by output or by input tokens."),
     ] = None,
-    answer: Annotated[
-        str | None, typer.Option(help="Show the attention for this answer, not for the model's own.")
-    ] = None,
+    answer: Answer = None,
     lesson: Annotated[
         bool, typer.Option("--lesson", help="Draw teaching figures: softmax saturation, positions, cost.")
     ] = False,

@@ -20,6 +20,11 @@ Base = Annotated[
         show_default="as in training",
     ),
 ]
+Text = Annotated[
+    str | None,
+    typer.Argument(metavar="INPUT", help="A text, or a path of a file; - reads it from stdin."),
+]
+Answer = Annotated[str | None, typer.Option(help="Show the attention for this answer, not for the model's own.")]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1 …")]
 Threads = Annotated[
     int | None, typer.Option(min=1, max=256, help="Number of CPU threads.", show_default="one for each core")

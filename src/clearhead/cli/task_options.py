@@ -58,20 +58,19 @@ def add_task_options(
 
     Whether the model's own task has an option is checked when it is known which that is.
     """
-    own = inspect.signature(command, eval_str=True)
-    fixed = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    load = load and len(fixed) < len(own.parameters)  # only commands with **options take options of tasks
-    taken = {parameter.name for parameter in fixed}
-    added = list(_make_parameters(SHARED.get(name, name), taken, task)) if load else []
+    signature = inspect.signature(command, eval_str=True)
+    fixed = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    load = load and len(fixed) < len(signature.parameters)  # only commands with **options take options of tasks
+    added = list(_make_parameters(SHARED.get(name, name), task)) if load else []
+    optional = {parameter.name for parameter in added}
 
     @wraps(command)
     def run(**values: Any) -> None:
-        names = {one.name for one in added}
-        command(**{key: value for key, value in values.items() if key not in names or value not in (None, [], ())})
+        command(**{key: value for key, value in values.items() if key not in optional or value not in (None, [], ())})
 
-    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in [*fixed, *added]]
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in [*fixed, *added]]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
@@ -82,32 +81,31 @@ def refuse_foreign_options(predictor: Predictor, command: str, options: Mapping[
     from clearhead.tasks.settings import option_names
 
     task, objective = predictor.task, predictor.processor.settings.get("objective")
-    own = option_names(task.options, command)
+    names = option_names(task.options, command)
     for name in options:
-        if name not in own:
+        if name not in names:
             kinds = [kind for each in TASKS.values() for kind in each.option_kinds]
             fields = {name: field for kind in kinds for name, field in kind.model_fields.items()}
-            has = ", ".join(_flag(option, task.options.model_fields[option]) for option in own)
+            has = ", ".join(_flag(option, task.options.model_fields[option]) for option in names)
             kind = task.name if objective is None else f'{task.name} with objective = "{objective}"'
             raise ConfigError(f"{kind} has no option {_flag(name, fields[name])}; it has {has}")
 
 
-def _make_parameters(command: str, taken: set[str], task: Task | None) -> Iterator[inspect.Parameter]:
+def _make_parameters(command: str, task: Task | None) -> Iterator[inspect.Parameter]:
     """An option for each name that the task, or some task, has; tasks with the same name mean the same."""
     import_torch(None)  # before the tasks do: how its threads wait is decided then
     from clearhead.tasks.settings import option_names
 
     kinds = _list_option_kinds(command) if task is None else {task.name: [task.options]}
     owners: dict[str, dict[str, FieldInfo]] = {}  # of each option the tasks, with their fields
-    for owner, own in kinds.items():
-        for kind in own:
+    for owner, options in kinds.items():
+        for kind in options:
             for name in option_names(kind, command):
                 owners.setdefault(name, {}).setdefault(owner, kind.model_fields[name])
     for name, fields in owners.items():
-        assert name not in taken, f"{next(iter(fields))}: {command} has an option {name} already"
         field = next(iter(fields.values()))
         panel = None if len(fields) == len(kinds) else _panel_title(list(fields), list(kinds))
-        default = field.default if all(one.default == field.default for one in fields.values()) else None
+        default = field.default if all(other.default == field.default for other in fields.values()) else None
         annotation = _make_annotation(name, field, panel, default)
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -140,15 +138,14 @@ def _make_annotation(name: str, field: FieldInfo, panel: str | None, default: An
     flag, kind = _flag(name, field), _plain_type(name, field.annotation)
     if kind is bool and field.default is True:
         flag = f"{flag}/--no-{flag.removeprefix('--')}"
-    limits = {}
+    limits: dict[str, Any] = {"ge": None, "le": None}
     if kind in (int, float):
-        found = {type(one).__name__: one for one in field.metadata}
-        limits = {"min": getattr(found.get("Ge"), "ge", None), "max": getattr(found.get("Le"), "le", None)}
+        limits |= {name: getattr(limit, name) for limit in field.metadata for name in limits if hasattr(limit, name)}
     plain = kind is not bool and default not in (None, "", [])
     option = typer.Option(
         flag, help=field.description, show_default=str(default) if plain else False, rich_help_panel=panel
     )
-    option.min, option.max = limits.get("min"), limits.get("max")
+    option.min, option.max = limits["ge"], limits["le"]
     return Annotated[kind | None, option]
 
 
@@ -166,7 +163,7 @@ def _plain_type(name: str, annotation: Any) -> Any:
     if annotation == list[str]:
         return annotation
     inner = get_args(annotation)
-    names = {annotation, *inner, *(one for each in inner for one in get_args(each))}
+    names = {annotation, *inner, *(kind for each in inner for kind in get_args(each))}
     for kind in (bool, float, int, str):
         if kind in names or (get_origin(annotation) is Literal and isinstance(inner[0], kind)):
             return kind

@@ -64,7 +64,7 @@ def load_converter(script: str, *, variants: bool = False) -> Converter:
     def convert_text(text: str) -> str:
         if text.isascii():
             return text
-        text = convert(COMPATIBILITY.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text))
+        text = convert(COMPATIBILITY.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text))
         return replace_variants(text) if variants else text
 
     return Converter(convert_text, str(opencc.__version__))

@@ -79,7 +79,7 @@ def read(
     if kind == ".csv":
         return _read_csv(path, names)
     if kind == ".jsonl":
-        labelled = [name for name, own in zip(names, wanted, strict=True) if own in labels]
+        labelled = [name for name, column in zip(names, wanted, strict=True) if column in labels]
         return _read_jsonl(path, names, labelled, lists)
     if kind == ".txt" and (columns is None or isinstance(columns, Mapping)):
         raise ConfigError(
@@ -101,13 +101,13 @@ def _map_names(wanted: Sequence[str], columns: Sequence[str] | Mapping[str, str]
     if missing := [column for column in wanted if column not in columns]:
         raise ConfigError(f"columns must name {_join(missing)}; they name {_join(columns) or 'nothing'}")
     if not isinstance(columns, Mapping):
-        names, given = list(wanted), list(columns)
+        names, all_names = list(wanted), list(columns)
     elif unknown := [column for column in columns if column not in wanted]:
         raise ConfigError(f"columns name {_join(unknown)}, which is none of {_join(wanted)}")
     else:
-        names = given = [columns[column] for column in wanted]
-    if twice := [name for name in names if given.count(name) > 1]:
-        raise ConfigError(f"columns name {twice[0]!r} more than once: {_join(given)}")
+        names = all_names = [columns[column] for column in wanted]
+    if twice := [name for name in names if all_names.count(name) > 1]:
+        raise ConfigError(f"columns name {twice[0]!r} more than once: {_join(all_names)}")
     return names
 
 
@@ -182,7 +182,7 @@ def strip_line_end(text: str) -> str:
 
 def _read_fields(path: Path, wanted: Sequence[str], columns: Sequence[str], separator: str) -> Iterator[Row]:
     """Rows of a file whose fields have a tab between, or spaces: then the last one takes the rest of the line."""
-    places = [list(columns).index(column) for column in wanted]
+    indices = [list(columns).index(column) for column in wanted]
     most = -1 if separator == "\t" else len(columns) - 1
     count, lines = 0, read_lines(path)
     for line, text in lines:
@@ -197,12 +197,12 @@ def _read_fields(path: Path, wanted: Sequence[str], columns: Sequence[str], sepa
             if _is_blank(text) and all(_is_blank(rest) for _, rest in lines):
                 return
             refuse_line(path, line, f"{_count_fields(fields)} where the first line has {count}", text)
-        yield Row(tuple(fields[place] for place in places), str(path), line)
+        yield Row(tuple(fields[index] for index in indices), str(path), line)
 
 
 def _read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
     rows = csv.reader((text for _, text in read_lines(path)), strict=True)
-    line, header, places, empty = 1, list[str](), list[int](), True
+    line, header, indices, empty = 1, list[str](), list[int](), True
     try:
         for fields in rows:
             if not header:
@@ -213,7 +213,7 @@ def _read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
                     )
                 if twice := [column for column in wanted if header.count(column) > 1]:
                     refuse_line(path, line, f"the header line has {_join(twice)} more than once; rename all but one")
-                places = [header.index(column) for column in wanted]
+                indices = [header.index(column) for column in wanted]
             elif len(fields) != len(header):
                 if _is_blank(*fields) and all(_is_blank(*rest) for rest in rows):
                     break
@@ -221,7 +221,7 @@ def _read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
                     path, line, f"{_count_fields(fields)} where the header line has {len(header)}", ",".join(fields)
                 )
             else:
-                yield Row(tuple(fields[place] for place in places), str(path), line)
+                yield Row(tuple(fields[index] for index in indices), str(path), line)
                 empty = False
             line = rows.line_num + 1  # a quoted field may go over several lines
     except csv.Error as error:
@@ -258,7 +258,7 @@ def _get_value(
     if label and type(value) in (int, bool):
         return json.dumps(value)
     if lists and isinstance(value, list):
-        return tuple(_check_text(one, f"{column}[{place}]", path, line, label) for place, one in enumerate(value))
+        return tuple(_check_text(item, f"{column}[{index}]", path, line, label) for index, item in enumerate(value))
     return _check_text(value, column, path, line, label)
 
 

@@ -28,8 +28,8 @@ def surface_forms(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[str]
         return numbers, pieces
     shared = _find_overlaps(offsets)
     return numbers, [
-        piece if place in shared else _replace(tokenizer, piece, text[begin:end])
-        for place, (piece, (begin, end)) in enumerate(zip(pieces, offsets, strict=True))
+        piece if index in shared else _replace(tokenizer, piece, text[begin:end])
+        for index, (piece, (begin, end)) in enumerate(zip(pieces, offsets, strict=True))
     ]
 
 
@@ -43,12 +43,12 @@ def mark_word(tokenizer: Tokenizer, word: str) -> str:
 
 
 def _find_overlaps(offsets: Sequence[tuple[int, int]]) -> set[int]:
-    """The places of pieces that share characters with a neighbour."""
-    found = set[int]()
-    for place, ((begin, end), (after, until)) in enumerate(pairwise(offsets)):
-        if begin < end and after < until and after < end:
-            found |= {place, place + 1}
-    return found
+    """The indices of pieces that share characters with a neighbour."""
+    shared = set[int]()
+    for index, ((begin, end), (next_begin, next_end)) in enumerate(pairwise(offsets)):
+        if begin < end and next_begin < next_end and next_begin < end:
+            shared |= {index, index + 1}
+    return shared
 
 
 def _replace(tokenizer: Tokenizer, piece: str, surface: str) -> str:

@@ -36,15 +36,15 @@ def encode_words(tokenizer: Tokenizer, texts: Sequence[str]) -> list[EncodedWord
     [('▁low', True), ('er', False), ('▁', True), ('我爱', False), ('你', True)]
     """
     alone, space = _pieces_alone(tokenizer)
-    found: list[EncodedWords] = []
+    encoded: list[EncodedWords] = []
     for first in range(0, len(texts), AT_ONCE):
         for encoding in tokenizer.encode_pieces(texts[first : first + AT_ONCE]):
             tokens = np.array(encoding.ids, dtype=np.int64)
             words = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int64)
             starts = np.ones(len(tokens), dtype=np.bool_)
             starts[1:] = ((words[1:] != words[:-1]) | alone[tokens[1:]]) & (tokens[:-1] != space)
-            found.append(EncodedWords(tokens, starts))
-    return found
+            encoded.append(EncodedWords(tokens, starts))
+    return encoded
 
 
 @lru_cache(maxsize=8)

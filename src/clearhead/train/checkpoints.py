@@ -87,9 +87,9 @@ class Checkpoints:
 
     def _remove_old(self, best: int | None) -> None:
         steps = self.steps()
-        kept = {*self.planned_steps()[-self.keep :], steps[-1], best}
+        needed = {*self.planned_steps()[-self.keep :], steps[-1], best}
         for step in steps:
-            if step not in kept:
+            if step not in needed:
                 path = self.path(step)
                 # renamed first: after a kill no half-deleted folder has a valid name
                 gone = temporary_path(path, "old")

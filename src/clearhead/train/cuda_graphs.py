@@ -41,8 +41,8 @@ class GraphedLoss:
             self._graphs[shape] = None
             return self._run_passes(batch)
         captured = self._graphs[shape] or self._capture(shape, batch)
-        for mine, given in zip(captured.inputs, batch, strict=True):
-            mine.copy_(given)
+        for captured_tensor, tensor in zip(captured.inputs, batch, strict=True):
+            captured_tensor.copy_(tensor)
         captured.graph.replay()
         return captured.loss.clone()
 

@@ -22,7 +22,7 @@ QUIET = 30.0  # seconds between printed lines, at least, where there is no progr
 class Sample(NamedTuple):
     """One row of dev: the input, the model's answer, and the right answer."""
 
-    given: str
+    shown_input: str
     answer: str
     right: str
 
@@ -202,10 +202,10 @@ class ProgressReport(Observer):
         scores = {name: value for name, value in moment.metrics.items() if not isinstance(value, str)}
         line = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
         self._print(f"  dev at step {moment.step:,}: {line}")
-        for given, answer, right in moment.samples:
-            place = 0 if answer == right else len(os.path.commonprefix([answer, right]))  # noqa: RUF071 — by character
-            verdict = "right" if answer == right else f"right would be: {_shorten(right, place)}"
-            self._print(f"    {_shorten(given)} → {_shorten(answer, place) or 'nothing'} ({verdict})")
+        for shown_input, answer, right in moment.samples:
+            common = 0 if answer == right else len(os.path.commonprefix([answer, right]))  # noqa: RUF071 — by character
+            verdict = "right" if answer == right else f"right would be: {_shorten(right, common)}"
+            self._print(f"    {_shorten(shown_input)} → {_shorten(answer, common) or 'nothing'} ({verdict})")
         self.best = moment.best
         if self.console.is_terminal and self.pace:  # else the bar would still show the previous best score
             self.bar.update(self.task, said=self._format_status())
@@ -224,13 +224,13 @@ class ProgressReport(Observer):
         self.console.print(escape_control(line), markup=False, emoji=False, soft_wrap=True)  # one line, however long
 
 
-def _shorten(text: str, place: int = 0, width: int = 60) -> str:
-    """At most `width` characters of a text on one line: the first ones, or those around a later `place`.
+def _shorten(text: str, index: int = 0, width: int = 60) -> str:
+    """At most `width` characters of a text on one line: the first ones, or those around the one at `index`.
 
     >>> _shorten("one two three four", width=10), _shorten("one two three four", 15, width=10)
     ('one two t…', '…hree four')
     """
-    before = min(len(" ".join(text[:place].split())), place)
+    before = min(len(" ".join(text[:index].split())), index)
     line = " ".join(text.split())
     if len(line) <= width:
         return line
@@ -242,9 +242,9 @@ def _shorten(text: str, place: int = 0, width: int = 60) -> str:
 
 def open_truncated(path: Path, step: int) -> IO[str]:
     """Opens a log for appending, without the lines after `step`, which will be written again."""
-    kept = [line for line in read_intact_lines(path) if line["step"] <= step]
+    lines = [line for line in read_intact_lines(path) if line["step"] <= step]
     with atomic_file(path) as fresh, fresh.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     return path.open("a", encoding="utf-8")
 
 

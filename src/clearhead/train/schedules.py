@@ -44,8 +44,8 @@ def layer_factor(name: str, layers: Mapping[str, int], decay: float) -> float:
 
 def layer_depth(name: str, layers: Mapping[str, int]) -> int:
     """How many layers lie between a parameter and the output: 0 for output heads, most for embeddings and patches."""
-    if found := re.match(r"(encoder|decoder)\.layers\.(\d+)\.", name):
-        return layers[found[1]] - int(found[2])
+    if match := re.match(r"(encoder|decoder)\.layers\.(\d+)\.", name):
+        return layers[match[1]] - int(match[2])
     if re.match(
         r"patches\.|(source_)?vocabulary\.words\.|(encoder|decoder)\.(positions|segments|embedding_norm)\.", name
     ):

@@ -56,8 +56,11 @@ class Updater:
             compile_layers(self.model, objective)
         self.forward = distribute(LossModule(self.model, objective), self.model, processes, shard=train.shard)
         # With adapters the other weights never change: they are neither in checkpoints nor in the average.
-        kept = ((name, one) for name, one in self.model.named_parameters() if one.requires_grad or not train.lora_rank)
-        self.parameters = dict(kept)
+        self.parameters = {
+            name: parameter
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad or not train.lora_rank
+        }
         self.optimizer = self._make_optimizer()
         scaled = self.precision == "float16"
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=scaled)
@@ -104,11 +107,13 @@ class Updater:
         if count == 1:
             return [(batch, 1.0) for batch in window]
         if self.objective.splits_batches:
-            parts = [(batch.part(rank, count), batch) for batch in window]
-            idle = [(Batch(batch.examples[:1], batch.sizes), 0.0) for batch in window]
-            return [(part, 1.0) if len(part.examples) else idle[n] for n, (part, _) in enumerate(parts)]
-        own = [(batch, 1.0) for batch in window[rank::count]]
-        return own + [(window[0], 0.0)] * (-(-len(window) // count) - len(own))
+            parts = [(batch, batch.part(rank, count)) for batch in window]
+            return [
+                (part, 1.0) if len(part.examples) else (Batch(batch.examples[:1], batch.sizes), 0.0)
+                for batch, part in parts
+            ]
+        share = [(batch, 1.0) for batch in window[rank::count]]
+        return share + [(window[0], 0.0)] * (-(-len(window) // count) - len(share))
 
     def compute_loss(self, batch: Any) -> Float[Tensor, ""]:
         """The loss of a collated batch, in the precision of the run."""
