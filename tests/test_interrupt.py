@@ -32,8 +32,6 @@ sys.argv = ["clearhead", "predict", "zh-en", "人工智能", "--device", "cpu", 
     ("start", "module"),
     [
         ("script", "clearhead.cli"),
-        ("module", "typer"),
-        ("script", "torch"),
         ("module", "numpy"),  # PyTorch imports it in C++, where a KeyboardInterrupt is swallowed
         ("script", "clearhead.predictor"),
     ],

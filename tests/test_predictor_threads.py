@@ -14,9 +14,9 @@ from clearhead.lens import Record
 from clearhead.predictor import Predictor
 from clearhead.tasks import Prediction
 
-SUBJECTS = ["我", "你", "他", "她", "我们", "他们", "老师", "孩子们", "学生", "她妈妈"]
+SUBJECTS = ["我", "老师", "孩子们", "她妈妈"]
 ENDINGS = ["爱你。", "在吃米饭。", "昨天买了一本新书。", "今天去公园吗?", "不知道这个问题的答案。"]
-PAIRS = [[subject + ending for subject in SUBJECTS[n : n + 2]] for n in range(0, 10, 2) for ending in ENDINGS]
+PAIRS = [[subject + ending for subject in SUBJECTS[n : n + 2]] for n in (0, 2) for ending in ENDINGS]
 THREADS = 4
 
 
@@ -25,9 +25,9 @@ def translator() -> Predictor:
     return clearhead.load("zh-en", device="cpu")
 
 
-def test_fifty_sentences_from_four_threads_have_the_texts_and_scores_of_one_thread(translator):
+def test_twenty_sentences_from_four_threads_have_the_texts_and_scores_of_one_thread(translator):
     alone = [one for pair in PAIRS for one in translator.predict(pair, beams=2)]
-    assert len(alone) == 50
+    assert len(alone) == 20
     with ThreadPoolExecutor(THREADS) as pool:
         answers = pool.map(lambda pair: translator.predict(pair, beams=2), PAIRS)
         together = [one for pair in answers for one in pair]
@@ -62,11 +62,11 @@ def test_looking_while_another_thread_predicts_changes_neither_the_record_nor_th
     alone, wanted = translator.look(text), [translator.predict(pair, beams=2) for pair in PAIRS[:3]]
 
     def look() -> None:
-        for _ in range(5):
+        for _ in range(3):
             assert_same(translator.look(text), alone)
 
     answers = while_another_predicts(translator, look)
-    assert len(answers) > 3
+    assert len(answers) > 2
     assert answers == [wanted[number % 3] for number in range(len(answers))]
 
 
