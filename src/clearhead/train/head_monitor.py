@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clearhead.lens import Record, watch
+from clearhead.attention import MultiHeadAttention, Seen
+from clearhead.attention.call import check_call
+from clearhead.lens import measure
 from clearhead.lens.analysis.repeated_tokens import MIN_VISIBLE, PASSAGE, draw_repeated_tokens, score_repeated_tokens
 from clearhead.lens.attention_names import find_attentions
+from clearhead.lens.capture.output_projection import make_value_norms
+from clearhead.lens.measures.visible_keys import count_visible_keys
 from clearhead.model import Decoder, Model
 from clearhead.tasks.processor import Examples
 from clearhead.text.batches import Batch
@@ -31,6 +37,9 @@ EXAMPLES = 8  # in the batch that heads are measured on
 EVERY, SHARE = 100, 0.02  # steps between measurements, unless they took more than this share of the time
 COLLAPSED, SUNK, DEAD = 0.02, 0.95, 0.01  # below, above and below which a head is called so
 FAINT = 0.001  # dead, too, is what adds less, however little the other heads of its layer add
+
+
+Observer = Callable[[Seen], None]
 
 
 class HeadState(NamedTuple):
@@ -76,27 +85,38 @@ def choose_equal_lengths(lengths: NDArray[np.int64], count: int = EXAMPLES) -> B
 @torch.no_grad()
 def measure_heads(model: Model, forward: Callable[[], Any]) -> dict[str, HeadState]:
     """Measures every head in one forward pass over a batch without padding."""
-    # Eager: the layers that are compiled for training would be compiled again for the lens.
-    with torch.compiler.set_stance("force_eager"), watch(model, pixels=0, top=0, norms=True) as record:
-        forward()
-    widths = {name: attention.to_out.weight.shape[0] for name, attention in find_attentions(model).items()}
-    return dict(_summarise(record, widths))
+    attentions, states = find_attentions(model), dict[str, HeadState]()
+    with ExitStack() as stack:
+        for name, attention in attentions.items():
+            stack.callback(setattr, attention, "observer", attention.observer)
+            attention.observer = partial(_observe, states, name, attention, attention.observer)
+        # Eager: the layers are compiled for training, without observers.
+        with torch.compiler.set_stance("force_eager"):
+            forward()
+    return {name: states[name] for name in attentions}
 
 
-def _summarise(record: Record, widths: Mapping[str, int]) -> Iterator[tuple[str, HeadState]]:
-    for name in record.names:
-        sight = record[name]
-        assert sight.visible is not None, "it was measured"
-        assert sight.received is not None, "it was asked for"
-        assert sight.norms is not None, "it was asked for"
-        most = sight.visible.double().clamp(min=1).log().sum((0, 2)).clamp(min=1e-9)
-        entropy = sight.entropy.double().sum((0, 2)) / most
-        strength = (sight.received * sight.norms).double().sum((0, 2))
-        relative = strength / strength.mean().clamp(min=1e-30)
-        queries = max(1, sight.entropy.shape[0] * sight.entropy.shape[2])
-        added = strength / queries / math.sqrt(widths[name])
-        sink = sight.first.double().mean((0, 2))
-        yield name, HeadState(entropy.tolist(), sink.tolist(), relative.tolist(), added.tolist())
+def _observe(
+    states: dict[str, HeadState], name: str, attention: MultiHeadAttention, before: Observer | None, seen: Seen
+) -> None:
+    """Adds the state of one attention; an observer from `before` still gets the call."""
+    if before is not None:
+        before(seen)
+    q, k, v, mask, *_ = seen
+    options = {"scale": seen.scale, "bias": seen.bias, "softcap": seen.softcap, "sinks": seen.sinks}
+    measures = measure(q, k, mask, **options, pixels=0, top=0, logsumexp=seen.logsumexp)
+    assert measures.received is not None
+    norms = make_value_norms(attention.to_out, q.shape[1], name)(v)
+    call = check_call(q, k, v, mask, **options)
+    visible = count_visible_keys(call, range(q.shape[2])).cpu().expand(len(q), -1, -1)
+    most = visible.double().clamp(min=1).log().sum((0, 2)).clamp(min=1e-9)
+    entropy = measures.entropy.cpu().double().sum((0, 2)) / most
+    strength = (measures.received.cpu() * norms.cpu()).double().sum((0, 2))
+    relative = strength / strength.mean().clamp(min=1e-30)
+    queries = max(1, q.shape[0] * q.shape[2])
+    added = strength / queries / math.sqrt(attention.to_out.weight.shape[0])
+    sink = measures.first.cpu().double().mean((0, 2))
+    states[name] = HeadState(entropy.tolist(), sink.tolist(), relative.tolist(), added.tolist())
 
 
 class HeadMonitor:

@@ -87,7 +87,7 @@ def record_start(where: Path, start: Pretrained, transfer: Transfer, train: Trai
 
 
 def read_new(where: Path) -> list[str]:
-    """The parameters of a run that did not come from trained weights; none for a run that started from random ones."""
+    """The parameters of a run with `init_from` that did not come from trained weights."""
     return list(_read_start(where).get("new", ()))
 
 

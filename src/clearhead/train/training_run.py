@@ -100,10 +100,12 @@ def _make_trainer(where: Path, data: TrainingData, processes: Processes) -> tupl
     torch.manual_seed(data.recipe.seed)
     check_memory(processor, train, processes)
     model = cast(Model, processor.build())
-    transfer = None
+    transfer, new = None, list[str]()
     if data.start is not None:
         transfer = start_model(model, data.start, getattr(processor, "labels", ()), train)
-    new = read_new(where) if transfer is None else transfer.new
+        new = list(transfer.new)
+    elif train.init_from is not None:
+        new = read_new(where)
     return Trainer(data, model, checkpoints, processes, new=new), transfer
 
 
