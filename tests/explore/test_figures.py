@@ -691,7 +691,8 @@ def test_names_are_sorted_by_kind():
 
 def test_the_command_draws_a_translation(translation, tmp_path):
     translation.save(tmp_path / "toy.record")
-    done = run("figures", tmp_path / "toy.record", "--out", tmp_path, "--heads", "decoder.1.cross:2,1", "--format", "svg")
+    options = ["--out", tmp_path, "--heads", "decoder.1.cross:2,1", "--format", "svg"]
+    done = run("figures", tmp_path / "toy.record", *options)
     assert (done.code, done.err) == (0, "")
     lines = [line.split("\t") for line in done.out.splitlines()]
     assert [Path(path).name for path, _ in lines] == [
