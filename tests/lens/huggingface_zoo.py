@@ -7,15 +7,17 @@ that see nothing turn eager attention's numbers into NaN.
 import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
+from clearhead.lens.huggingface import find_attentions
+from clearhead.lens.huggingface.interposition import wrap_modules
 from clearhead.lens.record.attention_views import Sight
 from tests.model.checkpoints import BERT, GPT2, LLAMA, MARIAN, shaken
 
@@ -29,6 +31,11 @@ CLIP_TEXT = {**WIDE, "vocab_size": 31, "max_position_embeddings": 19, "eos_token
 T5 = {"vocab_size": 31, "d_model": 3 * 7, "d_kv": 5, "d_ff": 37, "num_heads": 3, "num_layers": 2}
 OSS = {"num_local_experts": 3, "num_experts_per_tok": 2, "layer_types": ["sliding_attention", "full_attention"]}
 WHISPER = {"num_mel_bins": 7, "max_source_positions": 13, "max_target_positions": 43, "suppress_tokens": None}
+
+
+def wrapped_attention(model: nn.Module, wrap: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Within it every attention of a model goes through `wrap`."""
+    return wrap_modules(find_attentions(model).values(), wrap)
 
 
 class Family(NamedTuple):

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 
 from clearhead import KeyValueCache, Mask, MultiHeadAttention, watch
 from clearhead.decode import Writer, beam, greedy
-from clearhead.lens.capture.growing_call import BatchHistory
-from clearhead.lens.capture.growing_sum import GrowingSum
+from clearhead.lens.capture.growing_tensors import BatchHistory, GrowingSum
 from clearhead.lens.measures.definition import sum_blocks
 from tests.lens.seen_calls import SHAPES, built, tokens
 from tests.lens.tolerances import TENSORS

@@ -1,13 +1,16 @@
 """The method of transformers' beam search that a watch wraps: reported while callbacks exist, then restored."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
 import transformers.generation.utils as utils
 
-from clearhead.lens.huggingface.model_events import METHOD, observe_finished_beams
+from clearhead.lens.capture.attachments import observe_method
+from clearhead.lens.huggingface.forward_tracking import FINISHED_BEAMS_METHOD as METHOD
+from clearhead.lens.huggingface.forward_tracking import find_finished_rows
 
 
 class Base:
@@ -39,6 +42,13 @@ def mixin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(utils, "GenerationMixin", request.param)
     yield request.param
     assert dict(vars(request.param)) == before, "a test of this file leaves it as it was"
+
+
+def observe_finished_beams(callback: Callable[[frozenset[int]], None]) -> AbstractContextManager[None]:
+    def read(result: Any, *_: Any, **given: Any) -> None:
+        callback(find_finished_rows(result, **given))
+
+    return observe_method(utils.GenerationMixin, METHOD, read)
 
 
 def step(mixin: type) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.generation.utils import GenerationMixin
 
 from clearhead.lens.capture.watch_context import watch
-from clearhead.lens.huggingface import model_events
+from clearhead.lens.huggingface import forward_tracking
 from tests.lens.huggingface_zoo import (
     DECODERS,
     FAMILIES,
@@ -158,11 +158,11 @@ def test_a_beam_that_was_completed_is_seen_as_far_as_it_went():
 
 def test_a_search_that_does_not_tell_which_beams_are_done_is_recorded_all_the_same(monkeypatch):
     text, told = tokens(), generated(made("gpt2"), {"input_ids": tokens()}, num_beams=2)[1]
-    monkeypatch.setattr(model_events, "METHOD", "_of_another_release")
+    monkeypatch.setattr(forward_tracking, "FINISHED_BEAMS_METHOD", "_of_another_release")
     record, out = generated(made("gpt2"), {"input_ids": text}, num_beams=2)
     assert torch.equal(out, told)
     assert len(record.calls[0].ids["tokens"]) == 3 * 2
-    assert model_events._find_finished_rows(("of", "another", "release")) == frozenset()
+    assert forward_tracking.find_finished_rows(("of", "another", "release")) == frozenset()
 
 
 def llava() -> Any:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from clearhead.errors import LensError
 from clearhead.lens.capture.watch_context import watch
-from clearhead.lens.huggingface import find_attentions, wrapped_attention
-from tests.lens.huggingface_zoo import FAMILIES, inputs, made, tokens
+from clearhead.lens.huggingface import find_attentions
+from tests.lens.huggingface_zoo import FAMILIES, inputs, made, tokens, wrapped_attention
 from tests.lens.test_output_projection import Adapter, explicit
 from tests.model.checkpoints import shaken
 

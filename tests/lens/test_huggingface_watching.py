@@ -17,8 +17,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from clearhead.errors import LensError
 from clearhead.lens import ablate, hide
 from clearhead.lens.capture.watch_context import watch
-from clearhead.lens.huggingface import find_attentions, wrapped_attention
-from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, inputs, made, tokens
+from clearhead.lens.huggingface import find_attentions
+from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, inputs, made, tokens, wrapped_attention
 from tests.lens.test_interrupted_passes import InterruptionByUser, watch_failing
 from tests.model.checkpoints import BERT, shaken
 
@@ -349,8 +349,6 @@ def test_a_model_that_attends_by_itself_is_refused_with_the_way_out(name):
     model = getattr(transformers, name)(REFUSED[name])
     with pytest.raises(LensError, match=rf"{name} computes its attention itself.*Attention\).*clearhead.measure"):
         watch(model).__enter__()
-    with pytest.raises(LensError, match="computes its attention itself"):
-        wrapped_attention(model, lambda attend, *args, **kwargs: attend(*args, **kwargs)).__enter__()
 
 
 def test_a_model_without_attention_is_refused():

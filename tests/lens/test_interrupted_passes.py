@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from clearhead import KeyValueCache, Record, watch
-from clearhead.lens.capture.forward_hooks import describe_exception
+from clearhead.lens.capture.collector import describe_exception
 from tests.lens.seen_calls import built, tokens
 
 NAMES = ["decoder.0.self", "decoder.1.self"]

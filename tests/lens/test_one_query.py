@@ -10,8 +10,9 @@ from clearhead import Mask
 from clearhead.attention.call import check_call
 from clearhead.errors import BackendError
 from clearhead.lens import measure
-from clearhead.lens.capture.growing_attention import FirstPositions, GrowingAttention
-from clearhead.lens.capture.growing_call import BatchHistory
+from clearhead.lens.capture.growing_call import GrowingAttention
+from clearhead.lens.capture.growing_tensors import BatchHistory
+from clearhead.lens.capture.measure_queue import Part
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures import one_query
 from clearhead.lens.measures.definition import MeasureJob, choose_blocks
@@ -101,7 +102,7 @@ def test_a_decoding_step_takes_few_operations_at_any_length(mask):
     for step in range(231):
         call = check_call(torch.randn(1, 3, 1, 5), torch.randn(1, 3, step + 1, 5), None, mask)
         with Counting() as counting:
-            growing.add(call, FirstPositions(step), grows=True)
+            growing.add(Part(call, step, grows=True))
         counts.append(counting.count)
     usual = sorted(counts)[len(counts) // 2]
     assert usual < 90, f"{usual} operations a step"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clearhead.errors import LensError
-from clearhead.lens.capture import joint_measuring, waiting_steps
+from clearhead.lens.capture import measure_queue
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.huggingface import forward_tracking
 from tests.lens.huggingface_zoo import inputs, made
@@ -33,8 +33,8 @@ def no_gradients():
 @pytest.fixture
 def jobs(monkeypatch):
     """How many queries were measured together, job by job."""
-    counts, run_job = [], joint_measuring.run_job
-    monkeypatch.setattr(joint_measuring, "run_job", lambda job: (counts.append(len(job.rows)), run_job(job))[1])
+    counts, run_job = [], measure_queue.run_job
+    monkeypatch.setattr(measure_queue, "run_job", lambda job: (counts.append(len(job.rows)), run_job(job))[1])
     return counts
 
 
@@ -72,7 +72,7 @@ def test_the_steps_of_a_generation_are_one_measurement_for_each_layer(jobs, monk
     # Two layers, whose prompts are measured together; the last token is not read again.
     assert Counter(jobs) == {prompt: 1, NEW - 1: 2}
     jobs.clear()
-    monkeypatch.setattr(waiting_steps, "MAX_STEPS", 3)
+    monkeypatch.setattr(measure_queue, "MAX_STEPS", 3)
     generate(model, inputs("llama"), monkeypatch, together=True)
     assert Counter(jobs) == {prompt: 1, 3: 4, 2: 2}
 

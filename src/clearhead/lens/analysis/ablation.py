@@ -7,12 +7,10 @@ Where a head looks is not why a model answers. What changes when it is switched 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -29,17 +27,10 @@ from clearhead.lens.attention_names import (
     select_layers,
     to_python_number,
 )
-from clearhead.lens.huggingface.interposition import (
-    AttentionFunction,
-    Result,
-    Wrap,
-    add_wrap,
-    intercept_interfaces,
-    remove_wrap,
-)
+from clearhead.lens.capture.attachments import Attachments
+from clearhead.lens.huggingface.interposition import AttentionFunction, Result, wrap_modules
 
 Number = float | Tensor
-Value = TypeVar("Value")
 HeadNumbers = int | slice | Collection[int] | Tensor | None
 HeadChoice = Mapping[Any, HeadNumbers] | HeadRole | Iterable[Any]  # attentions are named, or given by pattern or number
 
@@ -70,14 +61,14 @@ def ablate(model: nn.Module, heads: HeadChoice) -> Iterator[None]:
             of_attention = ablated.setdefault(name, torch.zeros(counts[name], dtype=torch.bool))
             of_attention[_select_heads(name, numbers, counts[name])] = True
     if ours:
-        with _ablated.attach([(ours[name], heads_of) for name, heads_of in ablated.items()], _ablate_own):
+        with _own_heads.using([(ours[name], heads_of) for name, heads_of in ablated.items()]):
             yield
         return
     from clearhead.lens.huggingface import find_attentions as find_huggingface_attentions
 
     modules = find_huggingface_attentions(model)
     pairs = [(modules[name], heads_of) for name, heads_of in ablated.items()]
-    with intercept_interfaces([module for module, _ in pairs]), _ablated.attach(pairs, _ablate_interposed):
+    with _interposed_heads.using(pairs), wrap_modules([module for module, _ in pairs], zero_heads):
         yield
 
 
@@ -195,42 +186,16 @@ def _run_repeatably(run: Callable[[], Number]) -> float:
     return once
 
 
-class ModuleValues(Generic[Value]):
-    """Values that modules have while they are attached; nested and threaded uses add up."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._values: WeakKeyDictionary[nn.Module, tuple[Value, ...]] = WeakKeyDictionary()
-
-    @contextmanager
-    def attach(
-        self, pairs: Sequence[tuple[nn.Module, Value]], put: Callable[[nn.Module, tuple[Value, ...]], None]
-    ) -> Iterator[None]:
-        """Within it, and once more at its end, `put` is called with each module and all values that it has."""
-        with self._lock:
-            for module, value in pairs:
-                self._values[module] = (*self._values.get(module, ()), value)
-                put(module, self._values[module])
-        try:
-            yield
-        finally:
-            with self._lock:
-                for module, value in pairs:
-                    self._values[module] = tuple(other for other in self._values[module] if other is not value)
-                    put(module, self._values[module])
-
-
-_ablated = ModuleValues[Tensor]()
-
-
 def _join_heads(module: nn.Module, heads: Sequence[Tensor]) -> Tensor:
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     return reduce(torch.logical_or, heads).to(device)
 
 
-def _ablate_own(attention: nn.Module, heads: Sequence[Tensor]) -> None:
-    assert isinstance(attention, MultiHeadAttention)
+def _ablate_own(attention: MultiHeadAttention, heads: tuple[Tensor, ...]) -> None:
     attention.ablated_heads = _join_heads(attention, heads).view(-1, 1, 1) if heads else None
+
+
+_own_heads = Attachments[MultiHeadAttention, Tensor](_ablate_own)
 
 
 ABLATED = "_clearhead_ablated"  # attribute of a Hugging Face module: its ablated heads
@@ -243,19 +208,14 @@ class AblatedHeads:
         self.heads = heads
 
 
-def _ablate_interposed(module: nn.Module, heads: Sequence[Tensor]) -> None:
-    set_wrap_state(module, ABLATED, AblatedHeads(_join_heads(module, heads)[:, None]) if heads else None, zero_heads)
+def _ablate_interposed(module: nn.Module, heads: tuple[Tensor, ...]) -> None:
+    if heads:
+        vars(module)[ABLATED] = AblatedHeads(_join_heads(module, heads)[:, None])
+    else:
+        del vars(module)[ABLATED]
 
 
-def set_wrap_state(module: nn.Module, name: str, state: object | None, wrap: Wrap, *, outermost: bool = False) -> None:
-    """Gives a module the state that a wrapper of its attention function reads, under this name; None removes both."""
-    if state is None:
-        del vars(module)[name]
-        remove_wrap(module, wrap)
-        return
-    if name not in vars(module):
-        add_wrap(module, wrap, outermost=outermost)
-    vars(module)[name] = state
+_interposed_heads = Attachments[nn.Module, Tensor](_ablate_interposed)
 
 
 def zero_heads(

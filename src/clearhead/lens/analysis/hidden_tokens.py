@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from clearhead.attention.hidden_keys import HiddenKeys
 from clearhead.attention.masks import Mask
 from clearhead.errors import LensError
-from clearhead.lens.analysis.ablation import ModuleValues, count_heads, set_wrap_state
+from clearhead.lens.analysis.ablation import count_heads
 from clearhead.lens.attention_names import check_key, find_attentions, select_layers, to_python_number
-from clearhead.lens.capture.clean_copies import clean_copies
+from clearhead.lens.capture.attachments import Attachments, clean_copies
 from clearhead.lens.huggingface.arguments import HIDING_VALUE, classify_function
 from clearhead.lens.huggingface.cache_positions import (
     ForwardPass,
@@ -33,11 +33,7 @@ from clearhead.lens.huggingface.cache_positions import (
 )
 from clearhead.lens.huggingface.discovery import AttentionInfo, describe_attentions, reads_both_texts
 from clearhead.lens.huggingface.discovery import find_attentions as find_huggingface_attentions
-from clearhead.lens.huggingface.interposition import (
-    AttentionFunction,
-    Result,
-    intercept_interfaces,
-)
+from clearhead.lens.huggingface.interposition import AttentionFunction, Result, wrap_modules
 
 TEXTS = ("source", "target", "tokens")
 TokenChoice = Mapping[Any, int | slice | Collection[Any] | Tensor]  # by text, or by name, pattern or number
@@ -80,7 +76,7 @@ def hide(model: nn.Module, tokens: TokenChoice) -> Iterator[None]:
         if ours and wanted == "source":  # what copies from the source attends to it, too
             readers += [one for one in model.modules() if hasattr(one, "hidden_keys") and one not in set(ours.values())]
         pairs += [(module, HiddenKeys(str(wanted), _put_beside(module, numbers), others)) for module in readers]
-    with _hidden.attach(pairs, _set_own_keys) if ours else _hide_huggingface_keys(model, pairs):
+    with _own_keys.using(pairs) if ours else _hide_huggingface_keys(model, pairs):
         yield
     _refuse_unreached([hidden for _, hidden in pairs])
 
@@ -170,12 +166,11 @@ def _refuse_unreached(hidden: list[HiddenKeys]) -> None:
             )
 
 
-_hidden = ModuleValues[HiddenKeys]()
-
-
 def _set_own_keys(module: nn.Module, hidden: tuple[HiddenKeys, ...]) -> None:
     vars(module)["hidden_keys"] = hidden or None
 
+
+_own_keys = Attachments[nn.Module, HiddenKeys](_set_own_keys)
 
 HIDDEN = "_clearhead_hidden_keys"  # attribute of a module: the positions that no query sees
 
@@ -246,24 +241,31 @@ class CachePasses:
 _passes: WeakKeyDictionary[nn.Module, CachePasses] = WeakKeyDictionary()  # one for all that is hidden in a model
 
 
+def _set_interposed_keys(module: nn.Module, states: tuple[HiddenState, ...]) -> None:
+    if states:
+        hidden = tuple(keys for state in states for keys in state.hidden)
+        vars(module)[HIDDEN] = HiddenState(hidden, states[-1].passes, states[-1].info)
+    else:
+        del vars(module)[HIDDEN]
+
+
+_interposed_keys = Attachments[nn.Module, HiddenState](_set_interposed_keys)
+
+
 @contextmanager
 def _hide_huggingface_keys(model: nn.Module, pairs: list[tuple[nn.Module, HiddenKeys]]) -> Iterator[None]:
     from transformers import PreTrainedModel
 
     infos, passes = describe_attentions(model), _passes.setdefault(model, CachePasses())
-
-    def put(module: nn.Module, hidden: tuple[HiddenKeys, ...]) -> None:
-        state = HiddenState(hidden, passes, infos[module]) if hidden else None
-        set_wrap_state(module, HIDDEN, state, hide_interposed_keys, outermost=True)
-
+    states = [(module, HiddenState((keys,), passes, infos[module])) for module, keys in pairs]
     with ExitStack() as stack:
         for part in {model, *(one for one in model.modules() if isinstance(one, PreTrainedModel))}:
             begin = functools.partial(passes.begin, whole=part is model)
             stack.callback(part.register_forward_pre_hook(begin, with_kwargs=True).remove)
         stack.callback(model.register_forward_hook(passes.end).remove)
         stack.enter_context(clean_copies(model.modules()))
-        stack.enter_context(intercept_interfaces([module for module, _ in pairs]))
-        stack.enter_context(_hidden.attach(pairs, put))
+        stack.enter_context(_interposed_keys.using(states))
+        stack.enter_context(wrap_modules([module for module, _ in pairs], hide_interposed_keys, outermost=True))
         yield
 
 

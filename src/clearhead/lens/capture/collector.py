@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import torch
 from jaxtyping import Int, Shaped
@@ -18,11 +18,10 @@ from clearhead.attention.call_slices import slice_heads
 from clearhead.errors import LensError
 from clearhead.formatting import format_bytes
 from clearhead.lens.attention_names import unwrap_model
-from clearhead.lens.capture.forward_hooks import describe_exception
-from clearhead.lens.capture.growing_attention import FirstPositions, GrowingAttention
-from clearhead.lens.capture.growing_call import BatchHistory, GrowingCall
+from clearhead.lens.capture.growing_call import GrowingAttention, GrowingCall
+from clearhead.lens.capture.growing_tensors import BatchHistory
 from clearhead.lens.capture.host_transfer import HostTransfer
-from clearhead.lens.capture.joint_measuring import JointMeasuring
+from clearhead.lens.capture.measure_queue import MeasureQueue, Norms, Part
 from clearhead.lens.capture.output_projection import make_value_norms
 from clearhead.lens.capture.watch_settings import (
     Sizes,
@@ -33,7 +32,6 @@ from clearhead.lens.capture.watch_settings import (
 )
 from clearhead.lens.measures.definition import locate_first_query
 from clearhead.lens.record.attention_record import Record
-from clearhead.lens.record.attention_views import Forward
 
 log = logging.getLogger(__name__)
 _collectors: dict[int, list[Collector]] = {}  # by the thread that watches
@@ -64,11 +62,11 @@ class Collector:
         self.ran = False  # whether any attention was recorded
         self.interruptions: Counter[str] = Counter()  # how many recorded passes each exception ended
         self.transfer = HostTransfer(settings.device_budget)
-        self.joint = JointMeasuring(settings.device_budget)
+        self.queue = MeasureQueue(settings.device_budget)
         self._current: dict[int, GrowingCall] = {}  # the call of each thread
         self._thread, self._lock = _ThreadState(), threading.RLock()
         self._counted: weakref.WeakSet[Mask] = weakref.WeakSet()  # masks that layers share are kept once
-        self._calls: dict[int, tuple[Callable[[], object | None], GrowingCall]] = {}  # of caches, by their ids
+        self._calls: dict[int, GrowingCall] = {}  # by the id of the cache that they follow
 
     def __enter__(self) -> Collector:
         with _lock:
@@ -81,7 +79,7 @@ class Collector:
             if not _collectors[self.thread]:
                 del _collectors[self.thread]
         with self._lock:
-            growing = [call for call in self.record.calls if isinstance(call, GrowingCall)]
+            growing = [call.growing for call in self.record.calls if isinstance(call.growing, GrowingCall)]
             try:
                 for call in growing:
                     call.send_results()
@@ -93,6 +91,11 @@ class Collector:
                 self._reduce_calls([])
             self._calls.clear()
 
+    def find_call(self, cache: object) -> GrowingCall | None:
+        """The call that grows with this cache."""
+        call = self._calls.get(id(cache))
+        return call if call is not None and call.cache is not None and call.cache() is cache else None
+
     def begin(
         self, *, growing: object | None = None, ids: Mapping[str, Int[Tensor, "batch tokens"]] | None = None
     ) -> None:
@@ -102,8 +105,8 @@ class Collector:
         """
         state = self._thread
         self.begin_pass()
-        kept = {} if growing is None or state.ids is None else state.ids  # the source of an encoder that ran before
-        state.begun, state.growing, state.ids = True, growing, {**kept, **(ids or {})}
+        source = {} if growing is None or state.ids is None else state.ids  # of an encoder that ran before
+        state.begun, state.growing, state.ids = True, growing, {**source, **(ids or {})}
         if growing is None or (state.call is not None and state.call.cache is not None):
             state.call = None
 
@@ -131,11 +134,10 @@ class Collector:
         with self._lock:
             self.interruptions[text] += 1
             for call in calls:
-                call.about.interrupted = text
+                call.forward.about.interrupted = text
                 call.release()
-            ended = {id(call) for call in calls}
-            self._calls = {key: known for key, known in self._calls.items() if id(known[1]) not in ended}
-            self._current = {thread: call for thread, call in self._current.items() if id(call) not in ended}
+            self._calls = {key: call for key, call in self._calls.items() if call not in calls}
+            self._current = {thread: call for thread, call in self._current.items() if call not in calls}
 
     def note_tokens(self, kind: str, ids: Int[Tensor, "..."] | None) -> None:
         """Token ids of a pass without `begin`: they belong to the next attention."""
@@ -149,40 +151,13 @@ class Collector:
         if self._thread.call is not None:
             self._thread.call.forget_ids(kind)
 
-    def reorder(
-        self,
-        rows: Sequence[int] | Int[Tensor, " samples"],
-        growing: object | None = None,
-        finished: Collection[int] = (),
-    ) -> None:
-        """Reorders the samples of the call that grows with this cache, or of the latest call.
-
-        Sample n is what rows[n] was. Beams that were completed in the rows of `finished` stay in the record.
-        """
-        known = self._calls.get(id(growing))
-        call = self._thread.call if growing is None else known[1] if known and known[0]() is growing else None
-        if call is not None:
-            call.reorder(rows, finished=finished)
-
-    def finish_samples(self, stopped: Sequence[bool] | None, growing: object) -> None:
-        """Samples that end here, in the call that grows with this cache; None: what follows begins anew in all."""
-        known = self._calls.get(id(growing))
-        if known is not None and known[0]() is growing:
-            known[1].finish_samples(stopped)
-
-    def measure_waiting(self, growing: object) -> None:
-        """Measures the steps that wait in the call that grows with this cache, because its keys will change."""
-        known = self._calls.get(id(growing))
-        if known is not None and known[0]() is growing:
-            known[1].measure_waiting()
-
     def watches_thread(self) -> bool:
         """Whether this thread is recorded: its own; others unless `own_thread` is set or they watch for themselves."""
         thread = threading.get_ident()
         if thread == self.thread or self.settings.own_thread:
             return thread == self.thread
-        own = unwrap_model(self.model)
-        return all(unwrap_model(one.model) is not own for one in _collectors.get(thread, ()))
+        model = unwrap_model(self.model)
+        return all(unwrap_model(other.model) is not model for other in _collectors.get(thread, ()))
 
     def record_attention(
         self,
@@ -213,7 +188,9 @@ class Collector:
             call = slice_heads(whole, self.settings.heads)
             growing = self._thread.growing if seen.cache is None else seen.cache
             if first_query is None and cross:
-                first_query = self._find_next_position(name, growing)
+                running = self.find_call(growing)
+                before = None if running is None else running.attentions.get(name)
+                first_query = 0 if before is None else before.end
             elif first_query is None:
                 first_query = first_key + locate_first_query(call.mask, call.q.shape[2], call.k.shape[2])
             sharing = whole.q.shape[1] // whole.k.shape[1]
@@ -221,121 +198,107 @@ class Collector:
             with self._lock:
                 # Not with the call: dense masks and biases differ by layer and step.
                 self.record.expected_bytes += self._count_new_dense_bytes(call)
-            attention.add(
-                call,
-                FirstPositions(first_query, first_key, tokens),
-                logsumexp=seen.logsumexp if self.settings.heads is None else None,
-                norms=self._make_norms(name, whole, out),
-                grows=growing is not None and not static,
-                appended=appended and growing is not None and not static,
-                joins=True,
-            )
+            grows = growing is not None and not static
+            logsumexp = seen.logsumexp if self.settings.heads is None else None
+            norms = self._make_norms(name, whole, out) if self.settings.detail.norms else None
+            attention.add(Part(call, first_query, first_key, tokens, logsumexp, norms, grows, appended and grows))
 
-    def _make_norms(self, name: str, call: Call, out: nn.Module | None) -> Callable[[slice], Tensor] | None:
-        if not self.settings.detail.norms:
-            return None
+    def _make_norms(self, name: str, call: Call, out: nn.Module | None) -> Norms:
         if out is None:
             raise LensError(f"norms=True needs the output projection of {name!r}, which is not known; omit norms")
-        chosen = slice(None) if self.settings.heads is None else list(self.settings.heads)
+        heads = slice(None) if self.settings.heads is None else list(self.settings.heads)
         norms = make_value_norms(out, call.q.shape[1], name)
-        return lambda keys: norms(call.v[:, :, keys])[:, chosen]
+        return lambda keys: norms(call.v[:, :, keys])[:, heads]
 
     def _find_attention(
-        self, name: str, call: Call, first_query: int, growing: object | None, cross: bool, static: bool, sharing: int
+        self, name: str, seen: Call, first_query: int, growing: object | None, cross: bool, static: bool, sharing: int
     ) -> GrowingAttention:
         """The GrowingAttention that this attention continues, or a new one in a current or new call."""
         with self._lock:
-            known = self._calls.get(id(growing))
-            if known is not None and known[0]() is growing and not static:
-                known[1].apply_reorders()
+            running = self.find_call(growing)
+            if running is not None and not static:
+                running.apply_reorders()
             current = list(self._current.values())
-            forward, name = self._find_call(name, call, first_query, growing)
-            if growing is not None and (forward.cache is None or (forward.history is None and not static)):
-                if forward.cache is None:
-                    self._calls[id(growing)] = (weakref.ref(growing), forward)
-                forward.bind(growing, None if static else call.q.shape[0])
-            if name not in forward.sights:
-                history = forward.history
-                if growing is None or static or history is None or len(history.present) != call.q.shape[0]:
-                    history = BatchHistory(call.q.shape[0])  # not reordered with the cache
-                heads = self.settings.heads or tuple(range(call.q.shape[1]))
-                forward.sights[name] = GrowingAttention(
-                    *(name, heads, cross, self.settings.detail, history, sharing, self.transfer, self.joint)
+            call, name = self._find_call(name, seen, first_query, growing)
+            if growing is not None and (call.cache is None or (call.history is None and not static)):
+                if call.cache is None:
+                    self._calls[id(growing)] = call
+                call.bind(growing, None if static else seen.q.shape[0])
+            if name not in call.attentions:
+                history = call.history
+                if growing is None or static or history is None or len(history.present) != seen.q.shape[0]:
+                    history = BatchHistory(seen.q.shape[0])  # not reordered with the cache
+                heads = self.settings.heads or tuple(range(seen.q.shape[1]))
+                attention = GrowingAttention(
+                    *(name, heads, cross, self.settings.detail, history, sharing, self.transfer, self.queue)
                 )
-            self._thread.call = self._current[threading.get_ident()] = forward
+                call.add_attention(name, attention)
+            self._thread.call = self._current[threading.get_ident()] = call
             extended = self._thread.extended
-            if extended is not None and forward not in extended:
-                extended.append(forward)
-            if forward not in current and self.settings.detail.keep == "statistics":
-                self._reduce_calls([forward, *self._current.values()])
+            if extended is not None and call not in extended:
+                extended.append(call)
+            if call not in current and self.settings.detail.keep == "statistics":
+                self._reduce_calls([call, *self._current.values()])
             self.ran = True
-        self._add_ids(forward, name, call, first_query)
-        part = forward.sights[name]
-        assert isinstance(part, GrowingAttention)
-        return part
+        self._add_ids(call, name, seen, first_query)
+        return call.attentions[name]
 
-    def _reduce_calls(self, running: Sequence[Forward]) -> None:
+    def _reduce_calls(self, running: Collection[GrowingCall]) -> None:
         """Reduces all calls to statistics but those that are running, or that may go on because their cache exists."""
-        for call in list(self.record.calls):
-            grows = isinstance(call, GrowingCall) and call.cache is not None and call.cache() is not None
-            if not grows and not any(call is one for one in running):
-                if isinstance(call, GrowingCall):
-                    call.close()
-                self.record.reduce(call)
-        self._calls = {key: (cache, call) for key, (cache, call) in self._calls.items() if cache() is not None}
+        for forward in list(self.record.calls):
+            growing = forward.growing
+            if isinstance(growing, GrowingCall):
+                if growing.may_grow or growing in running:
+                    continue
+                growing.close()
+            self.record.reduce(forward)
+        self._calls = {key: call for key, call in self._calls.items() if call.may_grow}
 
-    def _find_next_position(self, name: str, growing: object | None) -> int:
-        """The next query position of a cross-attention whose caller gave none."""
-        known = self._calls.get(id(growing))
-        part = known[1].sights.get(name) if known is not None and known[0]() is growing else None
-        return part.end if isinstance(part, GrowingAttention) else 0
-
-    def _add_ids(self, forward: GrowingCall, name: str, call: Call, first_query: int) -> None:
+    def _add_ids(self, call: GrowingCall, name: str, seen: Call, first_query: int) -> None:
         """Files pending token ids with this call; ids that do not match its queries stay pending."""
         waiting = self._thread.ids or {}
         reading = "encoder" in name.split(".")
         for kind, numbers in list(waiting.items()):
-            fits = numbers.shape == (call.q.shape[0], call.q.shape[2]) and not (kind == "target" and reading)
+            fits = numbers.shape == (seen.q.shape[0], seen.q.shape[2]) and not (kind == "target" and reading)
             if kind == "source" or fits:
-                forward.add_ids(kind, numbers, 0 if kind == "source" else first_query)
+                call.add_ids(kind, numbers, 0 if kind == "source" else first_query)
                 del waiting[kind]
 
-    def _find_call(self, name: str, call: Call, first_query: int, growing: object | None) -> tuple[GrowingCall, str]:
+    def _find_call(self, name: str, seen: Call, first_query: int, growing: object | None) -> tuple[GrowingCall, str]:
         """The call to which an attention belongs, and its name in this call."""
-        known = self._calls.get(id(growing))
-        if growing is not None and known is not None and known[0]() is growing:
-            part = known[1].sights.get(name)
-            cleared = all(one is not known[1] for one in reversed(self.record.calls))  # by the user
-            continues = isinstance(part, GrowingAttention) and part.continues_at(call.q.shape[0], first_query)
-            if not cleared and (part is None or continues):
-                return known[1], name
-            known[1].release()  # or the cache was cropped: from this position on it is another text
-            forward = self._new_call(call)
-            forward.inherit(known[1], first_query)
-            return forward, name
+        running = self.find_call(growing)
+        if running is not None:
+            part = running.attentions.get(name)
+            cleared = all(call is not running.forward for call in reversed(self.record.calls))  # by the user
+            if not cleared and (part is None or part.continues_at(seen.q.shape[0], first_query)):
+                return running, name
+            running.release()  # or the cache was cropped: from this position on it is another text
+            call = self._new_call(seen)
+            call.inherit(running, first_query)
+            return call, name
         current = self._thread.call
         if growing is not None and current is not None and current.cache is not None:
             current = None
-        if current is not None and self._thread.begun and growing is None and name in current.sights:
-            count = sum(other.partition(":")[0] == name for other in current.sights)
+        if current is not None and self._thread.begun and growing is None and name in current.attentions:
+            count = sum(other.partition(":")[0] == name for other in current.attentions)
             return current, f"{name}:{count + 1}"  # a layer that is used several times
-        if current is None or name in current.sights:
-            current = self._new_call(call)
+        if current is None or name in current.attentions:
+            current = self._new_call(seen)
         return current, name
 
-    def _new_call(self, call: Call) -> GrowingCall:
-        self.joint.flush()  # of the call before
-        forward, (batch, heads, queries, d) = GrowingCall(), call.q.shape
-        sizes = Sizes(batch, heads, call.k.shape[1], d, queries, call.k.shape[2], call.q.itemsize)
+    def _new_call(self, seen: Call) -> GrowingCall:
+        self.queue.flush_layers()  # of the call before
+        call, (batch, heads, queries, d) = GrowingCall(), seen.q.shape
+        sizes = Sizes(batch, heads, seen.k.shape[1], d, queries, seen.k.shape[2], seen.q.itemsize)
         expected = len(self.settings.layers) * estimate_bytes(self.settings.detail, sizes)
         self.record.expected_bytes += expected
         if self.settings.detail.keep == "qk":
-            expected += count_dense_bytes(call)
+            expected += count_dense_bytes(seen)
             what = f"keeping q and k of {len(self.settings.layers)} attentions over {sizes.keys:,} tokens"
             log.info("%s will take about %s of memory", what, format_bytes(expected))
             self.warned = self.warned or warn_if_large(expected, what)
-        self.record.calls.append(forward)
-        return forward
+        self.record.calls.append(call.forward)
+        return call
 
     def _count_new_dense_bytes(self, call: Call) -> int:
         """The bytes of this mask and bias if they are dense; 0 for a mask that is already kept."""
@@ -362,3 +325,13 @@ def refuse_unmeasurable(q: Shaped[Tensor, "..."], name: str) -> None:
             f"{name!r} is being captured into a CUDA graph, whose replays would not be measured; "
             "watch the model outside of the graph"
         )
+
+
+def describe_exception(error: BaseException) -> str:
+    """The class of an exception and the first line of its message.
+
+    >>> describe_exception(IndexError("index out of range in self"))
+    'IndexError: index out of range in self'
+    """
+    message = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {message[:200]}" if message else type(error).__name__

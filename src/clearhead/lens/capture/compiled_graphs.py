@@ -8,7 +8,6 @@ write to a counter so that the compiler does not drop it.
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -44,13 +43,13 @@ def encode_values(values: Sequence[Any]) -> EncodedCall:
     return encoded
 
 
-def decode_values(given: EncodedCall) -> list[Any]:
+def decode_values(encoded: EncodedCall) -> list[Any]:
     """The inverse of `encode_values`; tensors come back detached.
 
     >>> decode_values(encode_values([None, 2, 0.5, {"side": "left", "sizes": [3, True]}]))
     [None, 2, 0.5, {'side': 'left', 'sizes': [3, True]}]
     """
-    values: list[Any] = _decode_value(iter(given.tensors), iter(given.numbers), iter(given.floats))
+    values: list[Any] = _decode_value(iter(encoded.tensors), iter(encoded.numbers), iter(encoded.floats))
     return values
 
 
@@ -69,9 +68,9 @@ def encode_seen(seen: Seen) -> EncodedCall:
     return encode_values([q, k, v, mask, seen.scale, bias, seen.softcap, seen.sinks, seen.logsumexp, seen.cross])
 
 
-def decode_seen(given: EncodedCall) -> Seen:
+def decode_seen(encoded: EncodedCall) -> Seen:
     """The inverse of `encode_seen`."""
-    q, k, v, mask, scale, bias, softcap, sinks, logsumexp, cross = decode_values(given)
+    q, k, v, mask, scale, bias, softcap, sinks, logsumexp, cross = decode_values(encoded)
     mask = None if mask is None else Mask.from_state(mask)
     bias = None if bias is None else Bias.from_state(bias)
     return Seen(q, k, v, mask, scale, bias, softcap, sinks, logsumexp, cross=cross)
@@ -94,13 +93,13 @@ def _encode_value(value: Any, into: EncodedCall) -> None:
         into.numbers.extend([TEXT, len(value), *[ord(letter) for letter in value]])
     elif isinstance(value, (list, tuple)):
         into.numbers.extend([LIST, len(value)])
-        for one in value:
-            _encode_value(one, into)
+        for element in value:
+            _encode_value(element, into)
     else:
         into.numbers.extend([DICT, len(value)])
-        for name, one in value.items():
+        for name, element in value.items():
             _encode_value(name, into)
-            _encode_value(one, into)
+            _encode_value(element, into)
 
 
 def _decode_value(tensors: Iterator[Tensor], numbers: Iterator[int], floats: Iterator[float]) -> Any:
@@ -122,7 +121,6 @@ def _decode_value(tensors: Iterator[Tensor], numbers: Iterator[int], floats: Ite
 
 Listener = Callable[[Seen], None]
 
-registry_lock = threading.RLock()
 _ids = itertools.count()
 _receivers: weakref.WeakValueDictionary[int, GraphReceiver] = weakref.WeakValueDictionary()
 _counter = torch.zeros((), dtype=torch.int64)
@@ -160,7 +158,7 @@ class GraphReceiver(ABC):
         _receivers[self.id] = self
 
     @abstractmethod
-    def receive(self, given: EncodedCall) -> None: ...
+    def receive(self, encoded: EncodedCall) -> None: ...
 
 
 class AttentionObserver(GraphReceiver):
@@ -189,8 +187,8 @@ class AttentionObserver(GraphReceiver):
         for listener in self.listeners:
             listener(seen)
 
-    def receive(self, given: EncodedCall) -> None:
-        self.notify(decode_seen(given))
+    def receive(self, encoded: EncodedCall) -> None:
+        self.notify(decode_seen(encoded))
 
     @exclude_from_graphs(
         "an attention with a cache is watched outside of the graph: compile the model without fullgraph=True"
@@ -217,9 +215,9 @@ def _(tensors: Sequence[Tensor], numbers: Sequence[int], floats: Sequence[float]
     return None
 
 
-def send_to_receiver(receiver: GraphReceiver, given: EncodedCall) -> None:
+def send_to_receiver(receiver: GraphReceiver, encoded: EncodedCall) -> None:
     """Delivers a call to a receiver, from inside a compiled graph or outside."""
     if torch.compiler.is_compiling():
-        torch.ops.clearhead.observe(given.tensors, [receiver.id, *given.numbers], given.floats, _counter)
+        torch.ops.clearhead.observe(encoded.tensors, [receiver.id, *encoded.numbers], encoded.floats, _counter)
     else:
-        receiver.receive(given)
+        receiver.receive(encoded)

@@ -1,155 +1,48 @@
-"""A call that grows with its key-value cache: the order of its samples over time, and its tokens."""
+"""A call that grows with its key-value cache: its samples and tokens, and the measures of each attention."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Int
 from torch import Tensor
 
-from clearhead.lens.capture.host_transfer import ArrivingTensors
-from clearhead.lens.record.attention_views import Forward, Pending, Sight
+from clearhead.lens.capture.growing_tensors import (
+    AttentionSums,
+    BatchHistory,
+    Reorder,
+    join_all_pieces,
+    join_pieces,
+    select_rows,
+)
+from clearhead.lens.capture.host_transfer import ArrivingTensors, HostTransfer
+from clearhead.lens.capture.input_keeper import InputKeeper
+from clearhead.lens.capture.measure_queue import PER_QUERY, SEES_NOTHING, MeasureQueue, Part
+from clearhead.lens.capture.watch_settings import MeasureDetail
+from clearhead.lens.measures.definition import Spans
+from clearhead.lens.record.attention_views import Forward, Sight
 
 
-class Reorder(NamedTuple):
-    """One reordering of a batch: sample n was row `rows[n]`; `leaving` rows are finished and stay in the record."""
-
-    rows: Int[Tensor, " samples"]
-    leaving: tuple[int, ...]
-
-
-class BatchHistory:
-    """All reorderings of a growing batch, and which row each sample of the final record had at each time.
-
-    A sample of the record is a path through time: it ends in a sample of the last batch, in one of an input that was
-    done before the others, or where a beam finished. `time` counts reorderings.
-
-    >>> history = BatchHistory(2)
-    >>> _ = history.add([0, 0, 1, 1])  # two beams each
-    >>> _ = history.add([3, 2], done=True)  # the first input is done; the beams of the second change places
-    >>> history.inputs, [history.paths(time).tolist() for time in range(3)]
-    ((0, 0, 1, 1), [[0, 0, 1, 1], [0, 1, 3, 2], [-1, -1, 0, 1]])
-    """
-
-    def __init__(self, batch: int) -> None:
-        self.time, self.reorders = 0, list[Reorder]()
-        self.present = list(range(batch))  # the input of each sample of the current batch
-        self.finished: list[tuple[int, int, int]] = []  # input, time, row of each finished sample
-        self.stopped: frozenset[int] = frozenset()  # rows that go on as padding: they see nothing
-        self._paths: list[Tensor] | None = None
-
-    def add(
-        self, rows: Sequence[int] | Int[Tensor, " samples"], *, done: bool = False, finished: Collection[int] = ()
-    ) -> Reorder:
-        """Sample n becomes what rows[n] was; with `done` an input without any sample left is finished, not dropped.
-
-        The samples in the rows of `finished` stay in the record as they are now, whether or not others go on from them.
-        """
-        rows = torch.as_tensor(rows).long().cpu().flatten()
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self.present):
-            raise AssertionError(f"rows {rows.tolist()} must be from 0 to {len(self.present) - 1}")
-        new = [self.present[row] for row in rows.tolist()]
-        staying = set(new)
-        leaving = [
-            row for row, number in enumerate(self.present) if row in finished or (done and number not in staying)
-        ]
-        self.finished += [(self.present[row], self.time, row) for row in leaving]
-        self.present, self._paths = new, None
-        self.stopped = frozenset(n for n, row in enumerate(rows.tolist()) if row in self.stopped)
-        self.reorders.append(Reorder(rows, tuple(leaving)))
-        self.time += 1
-        return self.reorders[-1]
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """The input index of each sample of the record."""
-        return tuple(self._ends()[path][0] for path in self.order)
-
-    @property
-    def order(self) -> list[int]:
-        """Present samples, then finished ones; sorted by input if any have finished."""
-        ends = self._ends()
-        return sorted(range(len(ends)), key=lambda path: ends[path][0] if self.finished else path)
-
-    def paths(self, time: int) -> Int[Tensor, " samples"]:
-        """The row that each sample of the record had at this time; −1 if it had finished before."""
-        if self._paths is None:
-            self._paths = self._trace_paths()
-        return self._paths[time]
-
-    def _ends(self) -> list[tuple[int, int, int]]:
-        return [(number, self.time, row) for row, number in enumerate(self.present)] + self.finished
-
-    def _trace_paths(self) -> list[Tensor]:
-        """The rows of every sample at every time, traced from the end back to the beginning."""
-        ends = [self._ends()[path] for path in self.order]
-        when, where = (torch.tensor([end[n] for end in ends], dtype=torch.long) for n in (1, 2))
-        row = torch.where(when == self.time, where, -1)
-        found = [row]
-        for time in range(self.time - 1, -1, -1):
-            rows = self.reorders[time].rows
-            before = rows[row.clamp(min=0)] if len(rows) else row
-            row = torch.where(when == time, where, torch.where(row >= 0, before, -1))
-            found.append(row)
-        return found[::-1]
-
-
-def join_all_pieces(
-    pieces: Sequence[tuple[int, ArrivingTensors]],
-    history: BatchHistory,
-    fills: Mapping[str, int | float],
-) -> dict[str, Shaped[Tensor, "samples _ _ ..."]]:
-    """`join_pieces` of each measure; `fills` are the values of samples that had finished, where they are not 0."""
-    return {
-        name: join_pieces([(time, piece[name]) for time, piece in pieces], history, fills.get(name, 0))
-        for name in pieces[0][1].names
-    }
-
-
-def join_pieces(
-    pieces: Sequence[tuple[int, Shaped[Tensor, "_ _ _ ..."]]], history: BatchHistory, fill: int | float = 0
-) -> Shaped[Tensor, "samples _ _ ..."]:
-    """Concatenates (time, piece) pairs along the tokens, with samples in the order of the record."""
-    heads = max(piece.shape[1] for _, piece in pieces)  # where masks differ by head at some steps, and not at others
-    if not history.reorders:
-        return _concatenate([piece for _, piece in pieces], heads)
-    found = []
-    for time, some in itertools.groupby(pieces, key=lambda pair: pair[0]):  # pieces between two reorderings together
-        found.append(select_rows(_concatenate([piece for _, piece in some], heads), history.paths(time), fill))
-    return _concatenate(found, heads)
-
-
-def _concatenate(pieces: Sequence[Tensor], heads: int) -> Tensor:
-    wide = [one if one.shape[1] == heads else one.expand(-1, heads, *one.shape[2:]) for one in pieces]
-    return torch.cat(wide, 2) if len(wide) > 1 else wide[0]
-
-
-def select_rows(
-    tensor: Shaped[Tensor, "batch ..."], rows: Int[Tensor, " samples"], fill: int | float = 0
-) -> Shaped[Tensor, "samples ..."]:
-    """Rows of a tensor, with `fill` where an index is −1; the tensor itself if nothing changes."""
-    if len(rows) == len(tensor) and torch.equal(rows, torch.arange(len(rows))):
-        return tensor
-    if not len(tensor):
-        return tensor.new_full((len(rows), *tensor.shape[1:]), fill)
-    rows = rows.to(tensor.device)
-    chosen = tensor.index_select(0, rows.clamp(min=0))
-    return chosen.masked_fill_((rows < 0).view(-1, *[1] * (tensor.ndim - 1)), fill)
-
-
-class GrowingCall(Forward):
-    """A recorded call that later forward passes with the same key-value cache extend."""
+class GrowingCall:
+    """A call of the record while it is recorded: later forward passes with the same key-value cache extend it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.forward = Forward()
+        self.forward.growing = self
+        self.attentions: dict[str, GrowingAttention] = {}
         self.history: BatchHistory | None = None  # of what grows with the cache
         self.cache: Callable[[], object | None] | None = None
         self._pending_reorders: list[tuple[Tensor, bool, Collection[int]]] = []  # applied when the next query arrives
         self._tokens: dict[str, list[tuple[int, int, Tensor]]] = {}  # time, position, numbers
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether the cache that it follows still exists."""
+        return self.cache is not None and self.cache() is not None
 
     def bind(self, cache: object, batch: int | None) -> None:
         """Ties the call to a cache; with a batch size, its attentions grow. Our KeyValueCache reports reorderings."""
@@ -160,6 +53,9 @@ class GrowingCall(Forward):
         self.cache = weakref.ref(cache)
         if hasattr(cache, "observers"):
             cache.observers.append(self.reorder)
+
+    def add_attention(self, name: str, attention: GrowingAttention) -> None:
+        self.attentions[name] = self.forward.sights[name] = attention
 
     def reorder(
         self, rows: Sequence[int] | Int[Tensor, " samples"], done: bool = False, finished: Collection[int] = ()
@@ -185,12 +81,11 @@ class GrowingCall(Forward):
 
     def measure_waiting(self) -> None:
         """Measures the decoding steps that wait to be measured together, because samples or keys change."""
-        for part in self._growing_parts():
-            if part.history is self.history:
-                part.measure_waiting()
+        for attention in self._reordered_attentions():
+            attention.measure_waiting()
 
-    def _growing_parts(self) -> list[Pending]:
-        return [part for part in self.sights.values() if not isinstance(part, Sight)]
+    def _reordered_attentions(self) -> list[GrowingAttention]:
+        return [attention for attention in self.attentions.values() if attention.history is self.history]
 
     def apply_reorders(self) -> None:
         """Applies pending reorderings, because a query arrives."""
@@ -200,9 +95,8 @@ class GrowingCall(Forward):
                 self.measure_waiting()
                 first_number = len(self.history.finished)
                 reorder = self.history.add(rows, done=done, finished=finished)
-                for part in self._growing_parts():
-                    if part.history is self.history:
-                        part.reorder(reorder, first_number)
+                for attention in self._reordered_attentions():
+                    attention.reorder(reorder, first_number)
         self._pending_reorders.clear()
 
     def add_ids(self, kind: str, numbers: Int[Tensor, "batch tokens"], position: int) -> None:
@@ -212,49 +106,47 @@ class GrowingCall(Forward):
         if kind == "source":
             pieces.clear()
         if not pieces or position >= pieces[-1][1] + pieces[-1][2].shape[1]:
-            own = numbers.detach().to("cpu", torch.long, copy=True)
+            copy = numbers.detach().to("cpu", torch.long, copy=True)
             if self.history is not None and self.history.stopped and kind != "source":
-                own[sorted(self.history.stopped)] = -1
-            pieces.append((time, position, own))
+                copy[sorted(self.history.stopped)] = -1
+            pieces.append((time, position, copy))
 
     def forget_ids(self, kind: str) -> None:
         self._tokens.pop(kind, None)
 
     def inherit(self, other: GrowingCall, position: int) -> None:
         """Copies the tokens before a position from a call whose cache was cropped to it."""
-        for kind, numbers in other.ids.items():
+        for kind, numbers in other.forward.ids.items():
             self.add_ids(kind, numbers if kind == "source" else numbers[:, :position], 0)
 
-    @property
-    def ids(self) -> dict[str, Int[Tensor, "batch tokens"]]:
-        return {kind: self._join_tokens(pieces, kind != "source") for kind, pieces in self._tokens.items()} | self._ids
+    def join_ids(self) -> dict[str, Int[Tensor, "batch tokens"]]:
+        """All token ids so far."""
+        return {kind: self._join_tokens(pieces, kind != "source") for kind, pieces in self._tokens.items()}
 
     def _join_tokens(self, pieces: list[tuple[int, int, Tensor]], reorders: bool) -> Tensor:
-        found: list[Tensor] = []
+        parts: list[Tensor] = []
         end = 0
         for time, position, numbers in pieces:
             if reorders and self.history is not None:
                 numbers = select_rows(numbers, self.history.paths(time), -1)
-            found.append(torch.nn.functional.pad(numbers, (position - end, 0), value=-1))
+            parts.append(torch.nn.functional.pad(numbers, (position - end, 0), value=-1))
             end = position + numbers.shape[1]
-        return torch.cat(found, 1)
+        return torch.cat(parts, 1)
 
     @torch.inference_mode(False)
     def close(self) -> None:
         """Turns every attention into its final Sight and releases the cache."""
         self.release()
-        self._ids = self.ids
         self.send_results()
         # An attention without pieces is one whose measurement failed.
-        parts = {name: part for name, part in self.sights.items() if isinstance(part, Sight) or part.pieces}
-        self.sights = {name: part if isinstance(part, Sight) else part.sight(self) for name, part in parts.items()}
-        self.history, self._tokens, self._pending_reorders = None, {}, []
+        sights = {name: part.sight(self.forward) for name, part in self.attentions.items() if part.pieces}
+        self.forward.end_recording(sights)
 
     @torch.inference_mode(False)
     def send_results(self) -> None:
         """Sends all that is still on a GPU to the CPU, without waiting for it."""
-        for part in self._growing_parts():
-            part.send_results()
+        for attention in self.attentions.values():
+            attention.send_results()
 
     def release(self) -> None:
         """Stops following the cache."""
@@ -262,3 +154,108 @@ class GrowingCall(Forward):
         if cache is not None and hasattr(cache, "observers"):
             cache.observers.remove(self.reorder)
         self.cache = None
+
+
+class GrowingAttention:
+    """The measures of one attention, extended step by step; `end` is the position after its last query."""
+
+    def __init__(
+        self,
+        name: str,
+        heads: tuple[int, ...],
+        cross: bool,
+        detail: MeasureDetail,
+        history: BatchHistory,
+        sharing: int = 1,
+        transfer: HostTransfer | None = None,
+        queue: MeasureQueue | None = None,
+    ) -> None:
+        self.name, self.heads, self.cross, self.detail, self.history = name, heads, cross, detail, history
+        self.sharing = sharing  # how many heads share a key head
+        self.transfer, self.queue = transfer or HostTransfer(), queue or MeasureQueue()
+        self.dtype = torch.float32
+        self.spans: Spans | None = None  # by document position, once the first keys are known
+        self.end = self.keys = 0
+        self.tokens: int | None = None  # keys that are tokens, if not all are
+        self.is_placeholder = False  # the last query, until the first sampled row exists
+        self.pieces: list[tuple[int, ArrivingTensors]] = []  # measures of queries, with the time of each piece
+        self.norms: list[tuple[int, ArrivingTensors]] = []
+        self.positions: list[range] = []
+        self.sums = AttentionSums(detail.pixels)
+        self.keeper = InputKeeper(self.transfer) if detail.keep == "qk" else None
+        self._sent_sums: ArrivingTensors | None = None  # the final ones, on their way to the CPU
+        self._sight: Sight | None = None
+
+    def continues_at(self, batch: int, first_query: int) -> bool:
+        """Whether queries from this position follow directly on the last ones, with the same batch size."""
+        return len(self.history.present) == batch and self.end == first_query
+
+    def add(self, part: Part) -> None:
+        """Appends the queries of one step; they may wait in the queue to be measured together with others."""
+        self.queue.add(self, part)
+        self._sight = self._sent_sums = None
+        self.end = part.first_query + part.call.q.shape[2]
+
+    def takes_steps(self, part: Part) -> bool:
+        """Whether a step of this kind may wait for later ones."""
+        whole = part.first_key == 0 and part.tokens is None
+        return part.appended and bool(self.pieces) and whole and self.detail.measures_all_queries
+
+    def can_wait(self, part: Part) -> bool:
+        """Whether a first part may wait for other attentions: nothing of it differs from theirs."""
+        alone = part.norms is not None or part.tokens is not None or bool(self.pieces)
+        return not alone and not self.detail.has_own_probes
+
+    def measure_waiting(self) -> None:
+        """Measures what waits to be measured together: with other attentions, and steps with each other."""
+        self.queue.flush(self)
+
+    def reorder(self, reorder: Reorder, first_number: int) -> None:
+        """Reorders the sums; those of finished samples are stored under numbers from `first_number` on."""
+        self._sight = self._sent_sums = None
+        self.sums.reorder(reorder, first_number)
+
+    @torch.inference_mode(False)
+    def send_results(self) -> None:
+        """Sends the sums so far to the CPU, after all others, without waiting for them."""
+        self.measure_waiting()
+        if self._sent_sums is None and self.pieces:
+            self._sent_sums = self.transfer.send(self.sums.join(self.history, self.dtype)._asdict())
+
+    @torch.inference_mode(False)
+    def sight(self, forward: Forward) -> Sight:
+        """The measures so far, as one Sight."""
+        self.send_results()
+        if self._sight is None:
+            assert self._sent_sums is not None, "an attention is in a call as soon as it was measured"
+            whole = join_all_pieces(self.pieces, self.history, SEES_NOTHING)
+            norms = [(time, piece["norms"]) for time, piece in self.norms]
+            kept = None
+            if self.keeper is not None:
+                logsumexp = whole["logsumexp"] if self.detail.measures_all_queries else None
+                kept = self.keeper.finish(self.history, logsumexp)
+            spans = dict(self.spans or {})
+            self._sight = Sight(
+                **{name: whole[name] for name in PER_QUERY},
+                received=self._sent_sums["received"],
+                map=self._sent_sums["map"],
+                max_score=torch.nn.functional.pad(whole["max_score"], (0, 1), value=-math.inf).amax(-1),
+                span_mass=whole.get("span_mass"),
+                span_names=tuple(spans),
+                spans=spans,
+                seen_by=self._sent_sums["seen_by"],
+                sharing=self.sharing,
+                name=self.name,
+                cross=self.cross,
+                heads=self.heads,
+                queries=torch.tensor([*itertools.chain(*self.positions)], dtype=torch.long),
+                blocks=self.sums.blocks,
+                inputs=self.history.inputs,
+                visible=whole["visible"],
+                probes={name[6:]: whole[name] for name in whole if name.startswith("probe ")},
+                norms=join_pieces(norms, self.history) if norms else None,
+                kept=kept,
+                tokens=self.tokens,
+                forward=forward,
+            )
+        return self._sight

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.attention.call import Call
 from clearhead.attention.masks import Mask
-from clearhead.lens.capture.growing_call import BatchHistory, join_pieces, select_rows
+from clearhead.lens.capture.growing_tensors import BatchHistory, join_pieces, select_rows
 from clearhead.lens.capture.host_transfer import ArrivingTensors, HostTransfer
 from clearhead.lens.record.kept_inputs import KeptInputs, Step, join_steps
 
@@ -84,10 +84,9 @@ def _copy_mask(mask: Mask) -> Mask:
     if any(tensor.is_inference() for tensor in mask.tensors()):
         return mask.map(_copy_to_host)  # inference tensors have no version counter
     changes = [tensor._version for tensor in mask.tensors()]
-    known = _copies.get(mask)
-    if known is None or known[0] != changes:
-        known = _copies[mask] = (changes, mask.map(_copy_to_host))
-    return known[1]
+    if mask not in _copies or _copies[mask][0] != changes:
+        _copies[mask] = (changes, mask.map(_copy_to_host))
+    return _copies[mask][1]
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention, Seen
+from clearhead.lens.capture.attachments import (
+    UNKNOWN_EXCEPTION,
+    Attachments,
+    find_new_exception,
+    get_handled_exception,
+    inner_hooks,
+)
 from clearhead.lens.capture.collector import Collector
 from clearhead.lens.capture.compiled_graphs import (
     AttentionObserver,
     EncodedCall,
     GraphReceiver,
+    Listener,
     is_recomputing,
-    registry_lock,
     send_to_receiver,
-)
-from clearhead.lens.capture.forward_hooks import (
-    UNKNOWN_EXCEPTION,
-    HookRegistry,
-    find_new_exception,
-    get_handled_exception,
 )
 
 KINDS = ("source", "target", "tokens")
-_observers: weakref.WeakKeyDictionary[nn.Module, AttentionObserver] = weakref.WeakKeyDictionary()
-_readers: weakref.WeakKeyDictionary[nn.Module, TokenReader] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -38,15 +36,23 @@ def observe_own_model(
     model: nn.Module, attentions: Mapping[str, MultiHeadAttention], collector: Collector
 ) -> Iterator[None]:
     """Within it the collector receives every call of these attentions, beside earlier observers."""
-    with ExitStack() as stack:
-        for name, attention in attentions.items():
-            if name in collector.settings.layers:
-                stack.enter_context(_attach_observer(attention, _make_listener(name, attention, collector)))
-        parts = [part for part in model.modules() if _reads_tokens(part)]
-        for part in parts:
-            stack.enter_context(_attach_reader(part, collector))
-        stack.enter_context(_track_passes({model, *(one for part in parts for one in _find_stacks(part))}, collector))
-        yield
+    readers = [part for part in model.modules() if _reads_tokens(part)]
+    stacks = {model, *(stack for part in readers for stack in _find_stacks(part))}
+    tracker = _PassTracker(collector)
+    listeners = [
+        ((attention, _choose_observer(attention)), _make_listener(name, attention, collector))
+        for name, attention in attentions.items()
+        if name in collector.settings.layers
+    ]
+    with (
+        _listeners.using(listeners),
+        _collectors.using([(part, collector) for part in readers]),
+        inner_hooks.using([(module, tracker) for module in stacks]),
+    ):
+        try:
+            yield
+        finally:
+            tracker.close(get_handled_exception() or UNKNOWN_EXCEPTION)
 
 
 class _PassTracker:
@@ -64,7 +70,7 @@ class _PassTracker:
         return modules
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if any(module is one for one, _ in self._open):
+        if any(module is running for running, _ in self._open):
             self.close(UNKNOWN_EXCEPTION)
         if not self._open:
             self.collector.begin_pass()
@@ -84,54 +90,28 @@ class _PassTracker:
             self.collector.end_pass(error)
 
 
-@contextmanager
-def _track_passes(modules: Collection[nn.Module], collector: Collector) -> Iterator[None]:
-    tracker = _PassTracker(collector)
-    for module in modules:
-        _passes.enter(module, tracker)
-    try:
-        yield
-    finally:
-        for module in modules:
-            _passes.leave(module, tracker)
-        tracker.close(get_handled_exception() or UNKNOWN_EXCEPTION)
+_observers: weakref.WeakKeyDictionary[nn.Module, AttentionObserver] = weakref.WeakKeyDictionary()
 
 
-def _begin_pass(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Does nothing while a graph is traced."""
-    if not torch.compiler.is_compiling():
-        _passes.call_begin(module, args, kwargs)
+def _choose_observer(attention: MultiHeadAttention) -> AttentionObserver:
+    """The observer of an attention for all watches; a new one if another was set meanwhile, which may call it."""
+    observer = _observers.setdefault(attention, AttentionObserver())
+    return AttentionObserver() if observer.listeners and attention.observer is not observer else observer
 
 
-def _end_pass(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    if not torch.compiler.is_compiling():
-        _passes.call_end(module, args, kwargs, output)
+def _update_listeners(pair: tuple[MultiHeadAttention, AttentionObserver], listeners: tuple[Listener, ...]) -> None:
+    attention, observer = pair
+    observer.listeners = listeners
+    if listeners and attention.observer is not observer:
+        observer.previous, attention.observer = attention.observer, observer
+    elif not listeners and attention.observer is observer:
+        attention.observer, observer.previous = observer.previous, None
 
 
-_passes = HookRegistry(_begin_pass, _end_pass)
+_listeners = Attachments[tuple[MultiHeadAttention, AttentionObserver], Listener](_update_listeners)
 
 
-@contextmanager
-def _attach_observer(attention: MultiHeadAttention, listener: Callable[[Seen], None]) -> Iterator[None]:
-    with registry_lock:
-        observer = _observers.get(attention)
-        if observer is None or (observer.listeners and attention.observer is not observer):
-            # Also if another observer was set meanwhile, which may call the one before it.
-            observer = AttentionObserver()
-            _observers.setdefault(attention, observer)
-        if attention.observer is not observer:
-            observer.previous, attention.observer = attention.observer, observer
-        observer.listeners = (*observer.listeners, listener)
-    try:
-        yield
-    finally:
-        with registry_lock:
-            observer.listeners = tuple(one for one in observer.listeners if one is not listener)
-            if not observer.listeners and attention.observer is observer:
-                attention.observer, observer.previous = observer.previous, None
-
-
-def _make_listener(name: str, attention: MultiHeadAttention, collector: Collector) -> Callable[[Seen], None]:
+def _make_listener(name: str, attention: MultiHeadAttention, collector: Collector) -> Listener:
     def listen(seen: Seen) -> None:
         if is_recomputing():
             return
@@ -180,20 +160,20 @@ class TokenReader(GraphReceiver):
 
     def attach(self, model: nn.Module) -> None:
         """Adds forward pre-hooks to the embeddings and to the layer stacks."""
-        places = [getattr(model, name, None) for name in ("vocabulary", "source_vocabulary")]
+        embeddings = [getattr(model, name, None) for name in ("vocabulary", "source_vocabulary")]
         stacks = _find_stacks(model)
         kinds = (0, 1) if len(stacks) == 2 else (2,)
-        hooked = [(place, _TokenHook(self, None)) for place in places if isinstance(place, nn.Module)]
+        hooked = [(embedding, _TokenHook(self, None)) for embedding in embeddings if isinstance(embedding, nn.Module)]
         hooked += [(stack, _TokenHook(self, kind)) for stack, kind in zip(stacks, kinds, strict=True)]
         self.hooks = [part.register_forward_pre_hook(hook) for part, hook in hooked]
 
-    def receive(self, given: EncodedCall) -> None:
-        if not given.numbers:
-            self._thread.tokens = given.tensors[0] if given.tensors else None
+    def receive(self, encoded: EncodedCall) -> None:
+        if not encoded.numbers:
+            self._thread.tokens = encoded.tensors[0]
             return
         tokens, self._thread.tokens = getattr(self._thread, "tokens", None), None
         for collector in self.collectors:
-            collector.note_tokens(KINDS[given.numbers[0]], tokens)
+            collector.note_tokens(KINDS[encoded.numbers[0]], tokens)
 
 
 class _TokenHook:
@@ -202,11 +182,11 @@ class _TokenHook:
     def __init__(self, reader: TokenReader, kind: int | None) -> None:
         self.reader, self.kind = reader, kind
 
-    def __call__(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self.kind is not None:
             send_to_receiver(self.reader, EncodedCall([], [self.kind], []))
-        elif given:
-            send_to_receiver(self.reader, EncodedCall([given[0].detach()], [], []))
+        elif args:
+            send_to_receiver(self.reader, EncodedCall([args[0].detach()], [], []))
 
 
 def _find_stacks(model: nn.Module) -> list[nn.Module]:
@@ -220,18 +200,17 @@ def _reads_tokens(part: nn.Module) -> bool:
     return isinstance(words, nn.Embedding) and (hasattr(part, "encoder") or hasattr(part, "decoder"))
 
 
-@contextmanager
-def _attach_reader(model: nn.Module, collector: Collector) -> Iterator[None]:
-    with registry_lock:
-        reader = _readers.setdefault(model, TokenReader())
-        if not reader.collectors:
-            reader.attach(model)
-        reader.collectors = (*reader.collectors, collector)
-    try:
-        yield
-    finally:
-        with registry_lock:
-            reader.collectors = tuple(one for one in reader.collectors if one is not collector)
-            if not reader.collectors:
-                for hook in reader.hooks:
-                    hook.remove()
+_readers: weakref.WeakKeyDictionary[nn.Module, TokenReader] = weakref.WeakKeyDictionary()
+
+
+def _update_reader(model: nn.Module, collectors: tuple[Collector, ...]) -> None:
+    reader = _readers.setdefault(model, TokenReader())
+    if not reader.collectors:
+        reader.attach(model)
+    reader.collectors = collectors
+    if not collectors:
+        for hook in reader.hooks:
+            hook.remove()
+
+
+_collectors = Attachments[nn.Module, Collector](_update_reader)

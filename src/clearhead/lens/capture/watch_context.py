@@ -13,7 +13,7 @@ from clearhead.errors import LensError
 from clearhead.formatting import format_count
 from clearhead.lens import huggingface
 from clearhead.lens.attention_names import Heads, Layers, find_attentions, select_heads, select_layers
-from clearhead.lens.capture.clean_copies import clean_copies
+from clearhead.lens.capture.attachments import clean_copies
 from clearhead.lens.capture.collector import Collector
 from clearhead.lens.capture.own_models import observe_own_model
 from clearhead.lens.capture.watch_settings import (

@@ -2,6 +2,5 @@
 
 from clearhead.lens.huggingface.discovery import count_heads, find_attentions, read_shapes
 from clearhead.lens.huggingface.forward_tracking import observe_model
-from clearhead.lens.huggingface.interposition import wrapped_attention
 
-__all__ = ["count_heads", "find_attentions", "observe_model", "read_shapes", "wrapped_attention"]
+__all__ = ["count_heads", "find_attentions", "observe_model", "read_shapes"]

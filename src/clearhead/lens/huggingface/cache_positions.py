@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead.attention.masks import Mask
 from clearhead.errors import LensError
-from clearhead.lens.capture.forward_hooks import get_handled_exception
+from clearhead.lens.capture.attachments import get_handled_exception
 from clearhead.lens.huggingface.arguments import Masks
 from clearhead.lens.huggingface.discovery import AttentionInfo
 from clearhead.lens.measures.definition import has_band, locate_first_query
@@ -35,6 +35,12 @@ def _get_layers(cache: Any) -> Sequence[Any]:
     """The layers of a cache, of an encoder-decoder's those of self-attention."""
     layers: Sequence[Any] = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
     return layers
+
+
+def count_samples(cache: Any) -> int:
+    """The batch size of a cache; 0 if it is empty."""
+    keys = next((layer.keys for layer in _get_layers(cache) if isinstance(getattr(layer, "keys", None), Tensor)), None)
+    return 0 if keys is None else keys.shape[0]
 
 
 def read_layer_number(module: nn.Module) -> int | None:

@@ -20,7 +20,7 @@ from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
 from clearhead.lens.attention_names import CROSS, WRAPPERS
 from clearhead.lens.capture.watch_settings import AttentionShape, read_itemsize
-from clearhead.lens.huggingface.interface_usage import calls_interface, keeps_keys
+from clearhead.lens.huggingface.interposition import calls_interface, keeps_keys
 
 # Attention in name only: they hold, cut or pool what another module attends.
 PARTS = ("Output", "Mask", "Projection", "MLP", "Bias", "Layer", "Block", "Encoder", "Decoder", "Model", "Gate", "Norm")

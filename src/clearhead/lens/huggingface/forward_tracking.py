@@ -1,4 +1,8 @@
-"""Forward passes of a watched Hugging Face model: tokens, cache growth, positions and beam reorderings."""
+"""One watch of a Hugging Face model: its forward passes, their tokens, and the caches that grow from pass to pass.
+
+Finished beams are read from a private method of generate(): where that is missing or has changed, they leave the record
+as dropped beams do. Samples that finish before the others of a batch are read from the stopping criteria.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,25 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
+from clearhead.lens.capture.attachments import (
+    UNKNOWN_EXCEPTION,
+    find_new_exception,
+    get_handled_exception,
+    inner_hooks,
+    observe_method,
+    whole_hooks,
+)
 from clearhead.lens.capture.collector import Collector, refuse_unmeasurable
 from clearhead.lens.capture.compiled_graphs import is_recomputing
-from clearhead.lens.capture.forward_hooks import UNKNOWN_EXCEPTION, find_new_exception, get_handled_exception
 from clearhead.lens.huggingface.arguments import UNKNOWN, AttentionArguments, to_seen
 from clearhead.lens.huggingface.cache_positions import (
     CacheGrowth,
     ForwardPass,
     LayerCacheState,
+    count_samples,
     count_seen_tokens,
     find_cache,
     find_context_layers,
@@ -39,41 +50,50 @@ from clearhead.lens.huggingface.discovery import (
     describe_modules,
     find_unseen_modules,
 )
-from clearhead.lens.huggingface.interface_usage import replaces_forward
-from clearhead.lens.huggingface.interposition import observe_modules
-from clearhead.lens.huggingface.model_events import ReorderListener, RunCounter, attach_callbacks
+from clearhead.lens.huggingface.interposition import observe_modules, replaces_forward
 from clearhead.lens.huggingface.verification import find_reading
+
+FINISHED_BEAMS_METHOD = "_update_finished_beams"  # of generate()
+REORDER_METHODS = ("reorder_cache", "batch_select_indices", "batch_repeat_interleave")  # of caches
+
+
+class _ThreadState(threading.local):
+    """What a watch knows of the forward passes of one thread."""
+
+    last_growth: CacheGrowth | None = None  # of the last pass that ended
+    finished_beams: frozenset[int] = frozenset()  # rows, before the next reordering of the cache
+
+    def __init__(self) -> None:
+        self.frames: list[ForwardPass] = []  # in progress, the outermost first
+        self.growths: dict[int, CacheGrowth] = {}  # by the id of the cache
 
 
 class ForwardTracker:
     """Reports every forward pass and every attention of a model to a collector."""
 
-    listener: ReorderListener  # while hooks are attached
-
     def __init__(self, model: nn.Module, collector: Collector) -> None:
         self.model, self.collector = model, collector
         settings = collector.settings
-        self.known = describe_attentions(model, settings.layers if settings.detail.norms else ())
+        self.infos = describe_attentions(model, settings.layers if settings.detail.norms else ())
         self.models = _find_models(model)
-        self.layers = _find_layer_numbers(self.models, self.known)
-        self.context_layers = find_context_layers(self.known)
-        self.unseen = find_unseen_modules(model, self.known)
+        self.layers = _find_layer_numbers(self.models, self.infos)
+        self.context_layers = find_context_layers(self.infos)
+        self.unseen = find_unseen_modules(model, self.infos)
         self.passes, self.refusal = 0, ""
         self.attentions_seen = set[nn.Module]()
-        self.run_counters = [RunCounter(module) for module in self.known if replaces_forward(module)]
-        self.cache_kinds = set[type]()
-        self._thread = threading.local()
+        self.attentions_run = set[nn.Module]()  # of those whose forward may not use the interface
+        self._thread = _ThreadState()
 
     @contextmanager
     def track(self) -> Iterator[None]:
         """Attaches all hooks and wrappers, and removes them at the end."""
-        with (
-            attach_callbacks(self.model, self.models, self) as self.listener,
-            observe_modules(list(self.known), self.on_attention),
-            ExitStack() as stack,
-        ):
-            for counter in self.run_counters:
-                stack.enter_context(counter.attach())
+        with ExitStack() as stack:
+            stack.enter_context(whole_hooks.using([(self.model, self)]))
+            stack.enter_context(inner_hooks.using([(part, self) for part in self.models if part is not self.model]))
+            self._observe_generation(stack)
+            stack.enter_context(observe_modules(list(self.infos), self.on_attention))
+            for module in filter(replaces_forward, self.infos):
+                stack.callback(module.register_forward_pre_hook(self._note_run).remove)
             try:
                 yield
             finally:
@@ -82,80 +102,87 @@ class ForwardTracker:
             raise LensError(self.refusal)
         if self.passes and not self.attentions_seen:
             self._raise_if_none_took_part()
-        self._warn_of_replaced()
 
-    def _warn_of_replaced(self) -> None:
-        """Names the attentions whose own forward ran without the interface."""
-        ran = [one.module for one in self.run_counters if one.runs and one.module not in self.attentions_seen]
-        watched = {self.known[module].name: module for module in ran}
-        if names := [name for name in watched if name in self.collector.settings.layers]:
-            warnings.warn(
-                f"the forward of these attentions of {type(self.model).__name__} was replaced by one without Hugging "
-                "Face's attention interface; they are not recorded: "
-                f"{describe_modules({name: watched[name] for name in names})}",
-                stacklevel=6,
-            )
+    def _observe_generation(self, stack: ExitStack) -> None:
+        """Follows finished beams and samples, and reordered caches.
+
+        Methods are patched on the class, not on the cache: a copied cache must not report for the original.
+        """
+        from transformers.cache_utils import Cache
+        from transformers.generation.stopping_criteria import StoppingCriteriaList
+        from transformers.generation.utils import GenerationMixin
+
+        stack.enter_context(observe_method(GenerationMixin, FINISHED_BEAMS_METHOD, self.on_finished_beams))
+        stack.enter_context(observe_method(GenerationMixin, "generate", self.on_generated))
+        stack.enter_context(observe_method(StoppingCriteriaList, "__call__", self.on_stopped))
+        for kind in _list_subclasses(Cache):
+            for name in REORDER_METHODS:
+                if name in vars(kind):
+                    stack.enter_context(observe_method(kind, name, functools.partial(self.on_reorder, name)))
+
+    def _note_run(self, module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.attentions_run.add(module)
+
+    def find_replaced(self) -> dict[str, nn.Module]:
+        """The watched attentions whose own forward ran without the interface."""
+        ran = {self.infos[module].name: module for module in self.attentions_run - self.attentions_seen}
+        return {name: ran[name] for name in self.collector.settings.layers if name in ran}
 
     def _raise_if_none_took_part(self) -> None:
-        name, known = type(self.model).__name__, next(iter(self.known.values())).name
+        name, first = type(self.model).__name__, next(iter(self.infos.values())).name
         others = (
             f"; other modules compute attention without it: {describe_modules(self.unseen)}. {REMEDY}"
             if self.unseen
             else ", and no other attention was found in it"
         )
         raise LensError(
-            f"{name} ran, but none of its {len(self.known)} attentions ({known}, …) called Hugging Face's attention "
+            f"{name} ran, but none of its {len(self.infos)} attentions ({first}, …) called Hugging Face's attention "
             f"interface{others}"
         )
 
-    def on_attention(self, module: nn.Module, got: AttentionArguments) -> None:
+    def on_attention(self, module: nn.Module, arguments: AttentionArguments) -> None:
         """Callback for every attention function call: finds its positions and passes it to the collector."""
-        known, frame = self.known[module], self._frames[-1] if self._frames else ForwardPass(module)
         if is_recomputing() or not self.collector.watches_thread():
             return
-        if got.refusal:
-            self.refusal = got.refusal
-            raise LensError(got.refusal)
-        refuse_unmeasurable(got.q, known.name)
+        if arguments.refusal:
+            self.refusal = arguments.refusal
+            raise LensError(arguments.refusal)
+        info, frames = self.infos[module], self._thread.frames
+        frame = frames[-1] if frames else ForwardPass(module)
+        refuse_unmeasurable(arguments.q, info.name)
         self.attentions_seen.add(module)
-        layer = read_layer_number(module)
-        where = frame.locate(layer, got.q.shape[2], got.k.shape[2], known)
-        if got.kind == UNKNOWN:
-            seen = find_reading(got, where.keys, frame.masks, known.name)
+        layer, queries = read_layer_number(module), arguments.q.shape[2]
+        where = frame.locate(layer, queries, arguments.k.shape[2], info)
+        if arguments.kind == UNKNOWN:
+            seen = find_reading(arguments, where.keys, frame.masks, info.name)
         else:
-            seen = to_seen(got, where.keys, frame.masks)
+            seen = to_seen(arguments, where.keys, frame.masks)
         first_query, tokens = where.first_query, None
-        if known.joint:
-            first_query, tokens = 0, got.q.shape[2]
+        if info.joint:
+            first_query, tokens = 0, queries
         elif first_query is None:
-            first_query, tokens = place_by_mask(seen.mask, seen.q.shape[2], seen.k.shape[2])
-        counts = frame.counts if known.grows or frame.growth is None else frame.growth.counts
-        appended = is_appended(frame.cache, layer, got.k)
+            first_query, tokens = place_by_mask(seen.mask, queries, seen.k.shape[2])
+        counts = frame.counts if info.grows or frame.growth is None else frame.growth.counts
+        appended = is_appended(frame.cache, layer, arguments.k)
         if appended and layer is not None and frame.growth is not None:
-            frame.growth.keys[layer] = weakref.ref(got.k)
-        counts[known.name] += 1
-        times = counts[known.name]
+            frame.growth.keys[layer] = weakref.ref(arguments.k)
+        counts[info.name] += 1
+        times = counts[info.name]
         self.collector.record_attention(
-            known.name if times == 1 else f"{known.name}:{times}",
+            info.name if times == 1 else f"{info.name}:{times}",
             seen,
             first_query=first_query,
             first_key=where.first_key,
             tokens=tokens,
-            cross=known.cross,
-            static=not known.grows,
+            cross=info.cross,
+            static=not info.grows,
             appended=appended,
-            out=known.out,
+            out=info.out,
         )
 
-    @property
-    def _frames(self) -> list[ForwardPass]:
-        if not hasattr(self._thread, "frames"):
-            self._thread.frames, self._thread.growths = [], {}
-        frames: list[ForwardPass] = self._thread.frames
-        return frames
-
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        frames, named = self._frames, _name_arguments(type(getattr(module, "_orig_mod", module)), args, kwargs)
+        frames, named = self._thread.frames, _name_arguments(type(getattr(module, "_orig_mod", module)), args, kwargs)
         for n, frame in enumerate(frames):
             if module is self.model or frame.module is module:  # of a pass that was interrupted
                 self._drop_frames(n, UNKNOWN_EXCEPTION)
@@ -170,26 +197,19 @@ class ForwardTracker:
         if not frames:
             self.passes += 1
             frame.growth = self._find_growth(module, cache, frame, named)
-            if frame.growth is not None and frame.growth.has_replaced_keys():
-                self.collector.measure_waiting(frame.growth)
+            call = self.collector.find_call(frame.growth)
+            if call is not None and frame.growth is not None and frame.growth.has_replaced_keys():
+                call.measure_waiting()
             self.collector.begin(growing=frame.growth, ids=ids)
         else:
             self._note_inner_tokens(frame, {"vectors": None} if vectors and not ids else ids)
-        if frame.growth is not None and cache is not None:
-            self._listen(cache)
         frames.append(frame)
 
     def _drop_frames(self, first: int, error: BaseException | str) -> None:
         """Ends passes that nobody has ended, because of an exception."""
-        if self._frames and not first:
+        if self._thread.frames and not first:
             self.collector.end(error)
-        del self._frames[first:]
-
-    def _listen(self, cache: Any) -> None:
-        """Reports reorderings of this cache, and of all of its class."""
-        if type(cache) not in self.cache_kinds:
-            self.cache_kinds.add(type(cache))
-            self.listener.listen(type(cache))
+        del self._thread.frames[first:]
 
     def _note_inner_tokens(self, frame: ForwardPass, ids: Mapping[str, Tensor | None]) -> None:
         """Notes the tokens of a model inside a wrapper; drops them if the pass reads several texts."""
@@ -206,22 +226,20 @@ class ForwardTracker:
                 self.collector.forget_tokens(kind)
 
     def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not self._frames:
-            return
-        frame = self._frames.pop()
-        if self._frames:
+        thread = self._thread
+        frame = thread.frames.pop() if thread.frames else None
+        if frame is None or thread.frames:
             return
         error = find_new_exception(frame.handled)
         if error is not None:  # the cache may hold this step in some layers alone
             self.collector.end(error)
             return
-        self._thread.last_growth = frame.growth
+        thread.last_growth = frame.growth
         cache = find_cache(list_outputs(output)) if frame.cache is None else frame.cache
         if frame.growth is not None and cache is not None:
             frame.growth.cache, frame.growth.length = weakref.ref(cache), count_seen_tokens(self._read_states(cache))
-            alive = {key: one for key, one in self._thread.growths.items() if one.cache() is not None}
-            self._thread.growths = {**alive, id(cache): frame.growth}
-            self._listen(cache)
+            alive = {key: growth for key, growth in thread.growths.items() if growth.cache() is not None}
+            thread.growths = {**alive, id(cache): frame.growth}
         self.collector.end()
 
     def _read_states(
@@ -236,9 +254,9 @@ class ForwardTracker:
         if before and held and self.layers is not None and not self.layers:
             length = min(state.length for state in held.values())
             return {n: state._replace(length=length) for n, state in held.items()}
-        own = {n: state for n, state in held.items() if not self.layers or n in self.layers}
-        if own or not held:
-            return own
+        watched = {n: state for n, state in held.items() if not self.layers or n in self.layers}
+        if watched or not held:
+            return watched
         new = 0 if coming is None else coming.shape[-2]
         return {n: state._replace(length=max(0, state.length - new)) for n, state in held.items()}
 
@@ -246,19 +264,17 @@ class ForwardTracker:
         self, module: nn.Module, cache: Any, frame: ForwardPass, named: Mapping[str, Any]
     ) -> CacheGrowth | None:
         """The CacheGrowth that this pass continues, a new one, or None if no cache is used."""
-        length = frame.length
-        known: CacheGrowth | None = self._thread.growths.get(id(cache))
-        if cache is not None and known is not None and known.cache() is cache and known.length == length and length:
-            return known
         if cache is not None:
-            return CacheGrowth(cache, length)
+            growth = self._thread.growths.get(id(cache))
+            grows = growth is not None and growth.cache() is cache and growth.length == frame.length > 0
+            return growth if grows else CacheGrowth(cache, frame.length)
         keeps = named.get("use_cache")
         keeps = getattr(getattr(module, "config", None), "use_cache", True) if keeps is None else keeps
         return CacheGrowth(self, 0) if keeps and True in self._find_growth_kinds(module) else None
 
     def _find_growth_kinds(self, module: nn.Module) -> set[bool]:
         """Which values `grows` has among the attentions of a module."""
-        return {self.known[part].grows for part in module.modules() if part in self.known}
+        return {self.infos[part].grows for part in module.modules() if part in self.infos}
 
     def _find_token_ids(self, module: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
         """The token ids of a pass: "source" and "target" for encoder-decoders, else "tokens"."""
@@ -275,32 +291,38 @@ class ForwardTracker:
             and self._find_growth_kinds(module) == {True}
         ):
             source, target = None, source  # the decoder by itself
-        found = {"source" if both else "tokens": source, "target": target}
-        return {kind: ids for kind, ids in found.items() if isinstance(ids, Tensor) and ids.ndim == 2}
+        texts = {"source" if both else "tokens": source, "target": target}
+        return {kind: ids for kind, ids in texts.items() if isinstance(ids, Tensor) and ids.ndim == 2}
 
-    def on_finished_beams(self, rows: frozenset[int]) -> None:
-        """Callback: beams finished in these rows, before the next reordering of this thread's cache."""
-        self._thread.finished_beams = rows
+    def on_finished_beams(self, result: Any, *_: Any, **kwargs: Any) -> None:
+        """Callback at every step of beam search: some beams may have finished."""
+        self._thread.finished_beams = find_finished_rows(result, **kwargs)
 
-    def on_stopped(self, stopped: list[bool]) -> None:
-        """Callback: these samples of a batch end with this step; what goes on in their rows is padding."""
-        growth: CacheGrowth | None = getattr(self._thread, "last_growth", None)
-        if growth is not None and self.collector.watches_thread():
-            self.collector.finish_samples(stopped, growth)
+    def on_stopped(self, result: Any, *_: Any, **__: Any) -> None:
+        """Callback of the stopping criteria: samples end with this step; what goes on in their rows is padding."""
+        call, readable = (
+            self.collector.find_call(self._thread.last_growth),
+            isinstance(result, Tensor) and result.ndim == 1,
+        )
+        if call is not None and readable and self.collector.watches_thread():
+            call.finish_samples(result.tolist())
 
-    def on_generated(self, _: Any) -> None:
+    def on_generated(self, *_: Any, **__: Any) -> None:
         """Callback: a generate() is over, so what continues its cache begins anew."""
-        growth: CacheGrowth | None = getattr(self._thread, "last_growth", None)
-        if growth is not None:
-            self.collector.finish_samples(None, growth)
+        if (call := self.collector.find_call(self._thread.last_growth)) is not None:
+            call.finish_samples(None)
 
-    def on_reorder(self, cache: Any, rows: Int[Tensor, " samples"]) -> None:
-        """Callback: a cache was reordered, so the call that grows with it is, too."""
-        finished: frozenset[int] = getattr(self._thread, "finished_beams", frozenset())
-        self._thread.finished_beams = frozenset()
-        growth: CacheGrowth | None = self._thread.growths.get(id(cache)) if self._frames is not None else None
-        if growth is not None and growth.cache() is cache:
-            self.collector.reorder(rows, growth, finished)
+    def on_reorder(self, name: str, _: None, cache: Any, *args: Any, **kwargs: Any) -> None:
+        """Callback: a cache was reordered by the method of this name, so the call that grows with it is, too."""
+        (rows,) = (*args, *kwargs.values())
+        finished, self._thread.finished_beams = self._thread.finished_beams, frozenset()
+        growth = self._thread.growths.get(id(cache))
+        call = self.collector.find_call(growth)
+        if call is None or growth is None or growth.cache() is not cache:
+            return
+        if name == "batch_repeat_interleave":
+            rows = torch.arange(count_samples(cache) // rows).repeat_interleave(rows)
+        call.reorder(rows, finished=finished)
 
 
 @contextmanager
@@ -320,17 +342,39 @@ def observe_model(model: nn.Module, collector: Collector) -> Iterator[None]:
         )
     with tracker.track():
         yield
+    if replaced := tracker.find_replaced():
+        warnings.warn(
+            f"the forward of these attentions of {type(model).__name__} was replaced by one without Hugging "
+            f"Face's attention interface; they are not recorded: {describe_modules(replaced)}",
+            stacklevel=5,
+        )
+
+
+def find_finished_rows(
+    result: Any, *, cur_len: int | None = None, decoder_prompt_len: int = 0, **_: Any
+) -> frozenset[int]:
+    """The rows of finished beams, from the beam indices and completion flags of generate()."""
+    if cur_len is None or not isinstance(result, tuple) or len(result) != 4:
+        return frozenset()
+    _, _, beams, complete = result
+    rows = beams[..., cur_len - decoder_prompt_len]
+    return frozenset(rows.masked_fill(~complete, -1).flatten().tolist()) - {-1}
+
+
+def _list_subclasses(kind: type) -> set[type]:
+    """A class and all that derive from it."""
+    return {kind}.union(*map(_list_subclasses, kind.__subclasses__()))
 
 
 def _find_models(model: nn.Module) -> dict[nn.Module, nn.Module]:
     """Every PreTrainedModel inside a model, mapped to the outermost one that contains it."""
     from transformers import PreTrainedModel
 
-    found: dict[nn.Module, nn.Module] = {}
+    models: dict[nn.Module, nn.Module] = {}
     for module in model.modules():
-        if isinstance(module, PreTrainedModel) and module not in found:
-            found |= {part: module for part in module.modules() if isinstance(part, PreTrainedModel)}
-    return found
+        if isinstance(module, PreTrainedModel) and module not in models:
+            models |= {part: module for part in module.modules() if isinstance(part, PreTrainedModel)}
+    return models
 
 
 def _find_layer_numbers(wholes: Collection[nn.Module], attending: Iterable[nn.Module]) -> frozenset[int] | None:
@@ -341,10 +385,10 @@ def _find_layer_numbers(wholes: Collection[nn.Module], attending: Iterable[nn.Mo
     return frozenset(number for number in numbers if number is not None)
 
 
-def _are_equal(some: Tensor | None, others: Tensor | None) -> bool:
-    if some is None or others is None:
-        return some is others
-    return some.device == others.device and torch.equal(some, others)
+def _are_equal(numbers: Tensor | None, others: Tensor | None) -> bool:
+    if numbers is None or others is None:
+        return numbers is others
+    return numbers.device == others.device and torch.equal(numbers, others)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -20,21 +20,19 @@ from clearhead.lens.record.call_metadata import CallMetadata
 from clearhead.lens.record.exact_windows import HeadWindows, Positions
 from clearhead.lens.record.kept_inputs import KeptInputs
 
-if TYPE_CHECKING:
-    from clearhead.lens.capture.growing_call import BatchHistory, Reorder
-
 
 @runtime_checkable
 class Pending(Protocol):
     """An attention that is still being recorded."""
 
-    history: BatchHistory
-    pieces: list[Any]  # measures of queries, with the time of each
-
     def sight(self, forward: Forward) -> Sight: ...
-    def reorder(self, reorder: Reorder, first_number: int) -> None: ...
-    def measure_waiting(self) -> None: ...
-    def send_results(self) -> None: ...
+
+
+@runtime_checkable
+class PendingCall(Protocol):
+    """A call that is still being recorded."""
+
+    def join_ids(self) -> dict[str, Int[Tensor, "batch tokens"]]: ...
 
 
 class Forward:
@@ -52,6 +50,7 @@ class Forward:
         self.sights: dict[str, Sight | Pending] = dict(sights or {})
         self.labels: dict[str, dict[int, str]] = {}
         self.about = CallMetadata()
+        self.growing: PendingCall | None = None  # while it is recorded
         self._ids = dict(ids or {})
 
     @property
@@ -60,7 +59,11 @@ class Forward:
 
     @property
     def ids(self) -> dict[str, Int[Tensor, "batch tokens"]]:
-        return self._ids
+        return self._ids if self.growing is None else {**self.growing.join_ids(), **self._ids}
+
+    def end_recording(self, sights: Mapping[str, Sight]) -> None:
+        """Keeps the token ids so far, and these attentions."""
+        self.sights, self._ids, self.growing = dict(sights), self.ids, None
 
     @property
     def interrupted(self) -> str | None:

@@ -9,10 +9,10 @@ import torch
 
 from clearhead import Mask, watch
 from clearhead.attention.call import check_call
-from clearhead.lens.capture import joint_measuring
-from clearhead.lens.capture.growing_attention import FirstPositions, GrowingAttention
-from clearhead.lens.capture.growing_call import BatchHistory, GrowingCall
-from clearhead.lens.capture.joint_measuring import JointMeasuring
+from clearhead.lens.capture import measure_queue
+from clearhead.lens.capture.growing_call import GrowingAttention, GrowingCall
+from clearhead.lens.capture.growing_tensors import BatchHistory
+from clearhead.lens.capture.measure_queue import MeasureQueue, Part
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from tests.lens.huggingface_zoo import inputs, made
 from tests.lens.seen_calls import built, tokens
@@ -36,15 +36,15 @@ def no_gradients():
 @pytest.fixture
 def jobs(monkeypatch):
     """The number of samples of each job, in order."""
-    counts, run_job = [], joint_measuring.run_job
-    monkeypatch.setattr(joint_measuring, "run_job", lambda job: (counts.append(len(job.call.q)), run_job(job))[1])
+    counts, run_job = [], measure_queue.run_job
+    monkeypatch.setattr(measure_queue, "run_job", lambda job: (counts.append(len(job.call.q)), run_job(job))[1])
     return counts
 
 
 def record_of(run, model, options, monkeypatch, *, joint):
     with monkeypatch.context() as patched, watch(model, **options) as record:
         if not joint:
-            patched.setattr(joint_measuring, "BYTES", -1)
+            patched.setattr(measure_queue, "WAITING_BYTES", -1)
         run()
     return record
 
@@ -71,41 +71,41 @@ def test_layers_measured_together_are_what_each_is_by_itself(options, monkeypatc
 
 def test_a_pass_over_a_short_text_is_one_job_for_all_its_layers(jobs, monkeypatch):
     model, layers = built("Decoder", layers=5), 5
-    sizes, count_bytes = [], joint_measuring.count_bytes
-    monkeypatch.setattr(joint_measuring, "count_bytes", lambda call: sizes.append(count_bytes(call)) or sizes[-1])
+    sizes, count_bytes = [], measure_queue.count_bytes
+    monkeypatch.setattr(measure_queue, "count_bytes", lambda call: sizes.append(count_bytes(call)) or sizes[-1])
     with watch(model):
         model(tokens(3, 11))
         model(tokens(3, 11))
     assert jobs == [3 * layers] * 2
     jobs.clear()
-    monkeypatch.setattr(joint_measuring, "BYTES", 2 * sizes[0])  # of two layers
+    monkeypatch.setattr(measure_queue, "WAITING_BYTES", 2 * sizes[0])  # of two layers
     with watch(model):
         model(tokens(3, 11))
     assert jobs == [6, 6, 3]
     jobs.clear()
     with monkeypatch.context() as patched, watch(model):
-        patched.setattr(joint_measuring, "BYTES", 4 * sizes[0])
-        patched.setattr(joint_measuring, "JOB_BYTES", 3 * sizes[0])
+        patched.setattr(measure_queue, "WAITING_BYTES", 4 * sizes[0])
+        patched.setattr(measure_queue, "JOB_BYTES", 3 * sizes[0])
         model(tokens(3, 11))
     assert jobs == [9, 3, 3]
     jobs.clear()
-    monkeypatch.setattr(joint_measuring, "BYTES", 2 * sizes[0] - 1)
+    monkeypatch.setattr(measure_queue, "WAITING_BYTES", 2 * sizes[0] - 1)
     with watch(model):
         model(tokens(3, 11))
     assert Counter(jobs) == {3: layers}
 
 
 def test_attentions_that_differ_are_measured_apart(jobs):
-    joint, detail = JointMeasuring(), MeasureDetail()
+    queue, detail = MeasureQueue(), MeasureDetail()
     causal, calls = Mask.causal(), []
     for keys, mask, scale in ((5, causal, 1.0), (5, causal, 2.0), (5, None, 1.0), (7, None, 1.0), (7, None, 1.0)):
         call = GrowingCall()
-        part = GrowingAttention("decoder.0.self", (0, 1), False, detail, BatchHistory(1), joint=joint)
-        call.sights["decoder.0.self"] = part
+        attention = GrowingAttention("decoder.0.self", (0, 1), False, detail, BatchHistory(1), queue=queue)
+        call.add_attention("decoder.0.self", attention)
         q, k = torch.randn(1, 2, 5, 3), torch.randn(1, 2, keys, 3)
-        part.add(check_call(q, k, None, mask, scale=scale), FirstPositions(keys - 5), joins=True)
-        calls.append(call)
-    joint.flush()
+        attention.add(Part(check_call(q, k, None, mask, scale=scale), keys - 5))
+        calls.append(call.forward)
+    queue.flush_layers()
     assert Counter(jobs) == {1: 3, 2: 1}
     assert all(call["decoder.0.self"].entropy.shape == (1, 2, 5) for call in calls)
 
@@ -114,16 +114,16 @@ def test_what_a_model_writes_into_q_and_k_afterwards_does_not_matter():
     q, k = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 3)
     found = []
     for change in (False, True):
-        joint, call = JointMeasuring(), GrowingCall()
-        part = GrowingAttention("decoder.0.self", (0, 1), False, MeasureDetail(keep="qk"), BatchHistory(1), joint=joint)
-        call.sights["decoder.0.self"] = part
+        queue, call, detail = MeasureQueue(), GrowingCall(), MeasureDetail(keep="qk")
+        attention = GrowingAttention("decoder.0.self", (0, 1), False, detail, BatchHistory(1), queue=queue)
+        call.add_attention("decoder.0.self", attention)
         own = q.clone(), k.clone()
-        part.add(check_call(*own, None, Mask.causal()), FirstPositions(0), joins=True)
-        assert joint.waiting
+        attention.add(Part(check_call(*own, None, Mask.causal()), 0))
+        assert queue.layers
         if change:
             own[0].zero_(), own[1].zero_()
-        found.append(call["decoder.0.self"])
-        assert not joint.waiting
+        found.append(call.forward["decoder.0.self"])
+        assert not queue.layers
     assert_alike(found[1], found[0], "after a change")
     assert torch.equal(found[1].kept.k, found[0].kept.k)
 
@@ -139,13 +139,13 @@ def test_a_record_that_is_read_during_a_pass_has_the_layers_so_far():
 
 
 def test_waiting_layers_hold_copies_of_q_and_k_alone(monkeypatch):
-    model, held, add = built("Decoder", layers=3), [], JointMeasuring.add
+    model, held, add = built("Decoder", layers=3), [], MeasureQueue.add
 
-    def note(self, call, *rest):
-        held.extend(map(weakref.ref, (call.q, call.k, call.v)))
-        add(self, call, *rest)
+    def note(self, attention, part):
+        held.extend(map(weakref.ref, (part.call.q, part.call.k, part.call.v)))
+        add(self, attention, part)
 
-    monkeypatch.setattr(JointMeasuring, "add", note)
+    monkeypatch.setattr(MeasureQueue, "add", note)
     with watch(model):
         model(tokens(2, 7))
         assert len(held) == 9
@@ -153,12 +153,13 @@ def test_waiting_layers_hold_copies_of_q_and_k_alone(monkeypatch):
 
 
 def test_no_more_bytes_wait_than_allowed(monkeypatch):
-    joint, call = JointMeasuring(), check_call(torch.zeros(1, 2, 5, 3), torch.zeros(1, 2, 5, 3), None, None)
-    monkeypatch.setattr(joint_measuring, "BYTES", 5 * joint_measuring.count_bytes(call) // 2)  # of two and a half
+    queue, call = MeasureQueue(), check_call(torch.zeros(1, 2, 5, 3), torch.zeros(1, 2, 5, 3), None, None)
+    monkeypatch.setattr(measure_queue, "WAITING_BYTES", 5 * measure_queue.count_bytes(call) // 2)  # of two and a half
     waiting = []
     for _ in range(5):
-        joint.add(call, (), lambda copy: (job for job in ()))
-        waiting.append(len(joint.waiting))
+        attention = GrowingAttention("decoder.0.self", (0, 1), False, MeasureDetail(), BatchHistory(1), queue=queue)
+        attention.add(Part(call, 0))
+        waiting.append(len(queue.layers))
     assert waiting == [1, 2, 1, 2, 1]
 
 
@@ -184,7 +185,7 @@ def test_what_fails_when_the_watch_ends_leaves_a_record_that_can_be_read(monkeyp
     model(tokens(2, 7))
     assert record["decoder.0.self"].entropy.shape == (2, 6, 7)
     model(tokens(2, 7))
-    monkeypatch.setattr(joint_measuring, "run_job", fail)
+    monkeypatch.setattr(measure_queue, "run_job", fail)
     with pytest.raises(MemoryError, match="no memory left"):
         watching.__exit__(None, None, None)
     assert len(record.calls) == 1
@@ -192,7 +193,7 @@ def test_what_fails_when_the_watch_ends_leaves_a_record_that_can_be_read(monkeyp
 
 
 def test_a_thread_that_reads_waits_until_another_has_measured(monkeypatch):
-    model, run_job, begun, read = built("Decoder"), joint_measuring.run_job, threading.Event(), threading.Event()
+    model, run_job, begun, read = built("Decoder"), measure_queue.run_job, threading.Event(), threading.Event()
 
     def measure_slowly(job):
         begun.set()
@@ -203,8 +204,8 @@ def test_a_thread_that_reads_waits_until_another_has_measured(monkeypatch):
         model(tokens(2, 7))
         call, found = record.calls[0], []
         part = call.sights["decoder.0.self"]
-        monkeypatch.setattr(joint_measuring, "run_job", measure_slowly)
-        other = threading.Thread(target=part.joint.flush)
+        monkeypatch.setattr(measure_queue, "run_job", measure_slowly)
+        other = threading.Thread(target=part.queue.flush_layers)
         other.start()
         begun.wait()
         found.append(call["decoder.0.self"].entropy)

@@ -1,18 +1,148 @@
-"""Sums over queries, which grow as keys are added to a cache: GrowingSum of tensors, AttentionSums of one attention."""
+"""Tensors of an attention that grow with its cache, while samples are reordered and finish.
+
+BatchHistory has the samples, AttentionSums what is summed over queries.
+"""
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Float, Int, Num, Shaped
 from torch import Tensor
 
 from clearhead.attention.call import Call
-from clearhead.lens.capture.growing_call import BatchHistory, Reorder, select_rows
+from clearhead.lens.capture.host_transfer import ArrivingTensors
 from clearhead.lens.measures.definition import choose_blocks, sum_blocks
+
+
+class Reorder(NamedTuple):
+    """One reordering of a batch: sample n was row `rows[n]`; `leaving` rows are finished and stay in the record."""
+
+    rows: Int[Tensor, " samples"]
+    leaving: tuple[int, ...]
+
+
+class BatchHistory:
+    """All reorderings of a growing batch, and which row each sample of the final record had at each time.
+
+    A sample of the record is a path through time: it ends in a sample of the last batch, in one of an input that was
+    done before the others, or where a beam finished. `time` counts reorderings.
+
+    >>> history = BatchHistory(2)
+    >>> _ = history.add([0, 0, 1, 1])  # two beams each
+    >>> _ = history.add([3, 2], done=True)  # the first input is done; the beams of the second change places
+    >>> history.inputs, [history.paths(time).tolist() for time in range(3)]
+    ((0, 0, 1, 1), [[0, 0, 1, 1], [0, 1, 3, 2], [-1, -1, 0, 1]])
+    """
+
+    def __init__(self, batch: int) -> None:
+        self.time, self.reorders = 0, list[Reorder]()
+        self.present = list(range(batch))  # the input of each sample of the current batch
+        self.finished: list[tuple[int, int, int]] = []  # input, time, row of each finished sample
+        self.stopped: frozenset[int] = frozenset()  # rows that go on as padding: they see nothing
+        self._paths: list[Tensor] | None = None
+
+    def add(
+        self, rows: Sequence[int] | Int[Tensor, " samples"], *, done: bool = False, finished: Collection[int] = ()
+    ) -> Reorder:
+        """Sample n becomes what rows[n] was; with `done` an input without any sample left is finished, not dropped.
+
+        The samples in the rows of `finished` stay in the record as they are now, whether or not others go on from them.
+        """
+        rows = torch.as_tensor(rows).long().cpu().flatten()
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self.present):
+            raise AssertionError(f"rows {rows.tolist()} must be from 0 to {len(self.present) - 1}")
+        new = [self.present[row] for row in rows.tolist()]
+        staying = set(new)
+        leaving = [
+            row for row, number in enumerate(self.present) if row in finished or (done and number not in staying)
+        ]
+        self.finished += [(self.present[row], self.time, row) for row in leaving]
+        self.present, self._paths = new, None
+        self.stopped = frozenset(n for n, row in enumerate(rows.tolist()) if row in self.stopped)
+        self.reorders.append(Reorder(rows, tuple(leaving)))
+        self.time += 1
+        return self.reorders[-1]
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The input index of each sample of the record."""
+        return tuple(self._ends()[path][0] for path in self.order)
+
+    @property
+    def order(self) -> list[int]:
+        """Present samples, then finished ones; sorted by input if any have finished."""
+        ends = self._ends()
+        return sorted(range(len(ends)), key=lambda path: ends[path][0] if self.finished else path)
+
+    def paths(self, time: int) -> Int[Tensor, " samples"]:
+        """The row that each sample of the record had at this time; −1 if it had finished before."""
+        if self._paths is None:
+            self._paths = self._trace_paths()
+        return self._paths[time]
+
+    def _ends(self) -> list[tuple[int, int, int]]:
+        return [(number, self.time, row) for row, number in enumerate(self.present)] + self.finished
+
+    def _trace_paths(self) -> list[Tensor]:
+        """The rows of every sample at every time, traced from the end back to the beginning."""
+        ends = [self._ends()[path] for path in self.order]
+        when, where = (torch.tensor([end[n] for end in ends], dtype=torch.long) for n in (1, 2))
+        row = torch.where(when == self.time, where, -1)
+        paths = [row]
+        for time in range(self.time - 1, -1, -1):
+            rows = self.reorders[time].rows
+            before = rows[row.clamp(min=0)] if len(rows) else row
+            row = torch.where(when == time, where, torch.where(row >= 0, before, -1))
+            paths.append(row)
+        return paths[::-1]
+
+
+def join_all_pieces(
+    pieces: Sequence[tuple[int, ArrivingTensors]],
+    history: BatchHistory,
+    fills: Mapping[str, int | float],
+) -> dict[str, Shaped[Tensor, "samples _ _ ..."]]:
+    """`join_pieces` of each measure; `fills` are the values of samples that had finished, where they are not 0."""
+    return {
+        name: join_pieces([(time, piece[name]) for time, piece in pieces], history, fills.get(name, 0))
+        for name in pieces[0][1].names
+    }
+
+
+def join_pieces(
+    pieces: Sequence[tuple[int, Shaped[Tensor, "_ _ _ ..."]]], history: BatchHistory, fill: int | float = 0
+) -> Shaped[Tensor, "samples _ _ ..."]:
+    """Concatenates (time, piece) pairs along the tokens, with samples in the order of the record."""
+    heads = max(piece.shape[1] for _, piece in pieces)  # where masks differ by head at some steps, and not at others
+    if not history.reorders:
+        return _concatenate([piece for _, piece in pieces], heads)
+    joined = []
+    for time, group in itertools.groupby(pieces, key=lambda pair: pair[0]):  # pieces between two reorderings together
+        joined.append(select_rows(_concatenate([piece for _, piece in group], heads), history.paths(time), fill))
+    return _concatenate(joined, heads)
+
+
+def _concatenate(pieces: Sequence[Tensor], heads: int) -> Tensor:
+    wide = [piece if piece.shape[1] == heads else piece.expand(-1, heads, *piece.shape[2:]) for piece in pieces]
+    return torch.cat(wide, 2) if len(wide) > 1 else wide[0]
+
+
+def select_rows(
+    tensor: Shaped[Tensor, "batch ..."], rows: Int[Tensor, " samples"], fill: int | float = 0
+) -> Shaped[Tensor, "samples ..."]:
+    """Rows of a tensor, with `fill` where an index is −1; the tensor itself if nothing changes."""
+    if len(rows) == len(tensor) and torch.equal(rows, torch.arange(len(rows))):
+        return tensor
+    if not len(tensor):
+        return tensor.new_full((len(rows), *tensor.shape[1:]), fill)
+    rows = rows.to(tensor.device)
+    selected = tensor.index_select(0, rows.clamp(min=0))
+    return selected.masked_fill_((rows < 0).view(-1, *[1] * (tensor.ndim - 1)), fill)
 
 
 class GrowingSum:
@@ -60,10 +190,10 @@ class GrowingSum:
         assert self.buffer is not None
         if self.buffer.shape[1] < more.shape[1]:  # where masks differ by head at some steps, and not at others
             self.buffer = self.buffer.expand(-1, more.shape[1], *self.buffer.shape[2:]).clone()
-        place = self.buffer
+        target = self.buffer
         for axis, (start, size) in enumerate(zip(at, more.shape[2:], strict=True), start=2):
-            place = place.narrow(axis, start, size)
-        place.add_(more.to(place.device))
+            target = target.narrow(axis, start, size)
+        target.add_(more.to(target.device))
 
     def _grow_size(self, size: int, capacity: int) -> int:
         if size <= capacity:
@@ -164,7 +294,7 @@ class AttentionSums:
             return
         for number, row in enumerate(reorder.leaving, start=first_number):
             sums = (self.received.value, self._get_map(), self.seen_by.value)
-            received, drawn, seen_by = (one[row].clone() for one in sums)
+            received, drawn, seen_by = (tensor[row].clone() for tensor in sums)
             self.finished[number] = FinishedSums(received, drawn, seen_by, self.blocks)
         for growing in (self.received, self.map, self.seen_by):
             growing.select_rows(reorder.rows)
@@ -182,10 +312,10 @@ class AttentionSums:
         all_received, all_drawn, all_seen_by = list(received), list(drawn), list(seen_by)
         nothing = FinishedSums(received[:0].sum(0), drawn[:0].sum(0), seen_by[:0].sum(0).int(), self.blocks)
         for number in range(len(history.finished)):
-            one, pixels, seen, blocks = self.finished.get(number, nothing)
+            keys, pixels, seen, blocks = self.finished.get(number, nothing)
             for axis, (had, have) in enumerate(zip(blocks, self.blocks, strict=True)):
                 pixels = sum_blocks(pixels, have // had, 1 + axis) if have != had else pixels
-            all_received.append(pad_to(one.to(dtype), received.shape[1:]))
+            all_received.append(pad_to(keys.to(dtype), received.shape[1:]))
             all_drawn.append(pad_to(pixels.to(dtype), drawn.shape[1:]))
             all_seen_by.append(pad_to(seen.expand(seen_by.shape[1], -1), seen_by.shape[1:]))
         return JoinedSums(

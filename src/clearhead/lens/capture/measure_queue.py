@@ -1,0 +1,424 @@
+"""MeasureQueue: small attentions, and decoding steps, wait and are measured together.
+
+Measuring one takes some dozens of operations or launches, whatever its size; together they take as many in all. On a
+CPU, PyTorch's threads also go on spinning for milliseconds after each operation of the model, beside those of the lens.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.attention.biases import Bias
+from clearhead.attention.call import Call
+from clearhead.attention.call_slices import slice_queries
+from clearhead.attention.masks import Mask
+from clearhead.errors import LensError
+from clearhead.lens.capture.growing_tensors import AttentionSums
+from clearhead.lens.capture.watch_settings import MeasureDetail
+from clearhead.lens.measures.definition import MeasureJob, Measures
+from clearhead.lens.measures.measure_dispatch import measure_token_distance, run_job
+from clearhead.lens.measures.selections import find_query_runs, locate_spans, shift_spans
+from clearhead.lens.measures.visible_keys import compute_probe_weights, count_seeing_queries, count_visible_keys
+from clearhead.lens.record.kept_inputs import Step, join_steps
+
+if TYPE_CHECKING:
+    from clearhead.lens.capture.growing_call import GrowingAttention
+
+MAX_STEPS = 64  # decoding steps of one attention that wait
+WAITING_BYTES = 2**26  # most bytes of q and k of attentions that wait on a CPU
+JOB_BYTES = 2**25  # most bytes of those that are measured together there, which copies them twice
+GPU_SCORES, GPU_BYTES = 2**27, 2**28  # most scores of an attention that waits on a GPU, and most bytes of q and k
+
+Norms = Callable[[slice], Float[Tensor, "batch heads keys"]]  # of the values, for a slice of keys
+
+
+SEES_NOTHING = {
+    "logsumexp": -math.inf,
+    "peak_key": -1,
+    "top_keys": -1,
+    "max_score": -math.inf,
+}  # for a query that sees nothing; the others are 0
+PER_QUERY = (
+    *("logsumexp", "entropy", "peak", "peak_key", "distance", "first"),
+    *("top_keys", "top_weights"),
+)
+FINE_MAP_CELLS = 2**24  # most cells of a map that has to be measured finer than it is kept
+
+
+class Part(NamedTuple):
+    """Queries of one attention that are measured together, with their keys and the document positions of both."""
+
+    call: Call
+    first_query: int  # position of the first query of the call
+    first_key: int = 0
+    tokens: int | None = None  # keys with a position; those after them are summaries of tokens. None: all keys
+    logsumexp: Float[Tensor, "batch heads queries"] | None = None
+    norms: Norms | None = None
+    grows: bool = False  # with a cache
+    appended: bool = False  # keys are those of the part before and new ones, in memory that nobody will write to
+    rows: range = range(0)  # the queries to measure
+
+    def start_at_first_row(self) -> Part:
+        """The same rows, of a call without the queries before and after them."""
+        first, end = self.rows[0], self.rows[-1] + 1
+        return self._replace(
+            call=slice_queries(self.call, first, end),
+            rows=range(0, end - first, self.rows.step),
+            first_query=self.first_query + first,
+            logsumexp=None if self.logsumexp is None else self.logsumexp[:, :, first:end],
+        )
+
+
+class MeasureQueue:
+    """The attentions of one watch that wait. On a GPU their q and k count as results: `budget` bytes at most.
+
+    The first queries of attentions of one shape, such as those of all layers, are measured together; so are decoding
+    steps of one attention.
+    """
+
+    def __init__(self, budget: int | None = None) -> None:
+        self.gpu_bytes = GPU_BYTES if budget is None else min(GPU_BYTES, budget)
+        self.layers: list[_WaitingLayer] = []
+        self.bytes = 0  # of q and k of these
+        self._steps: dict[GrowingAttention, _WaitingSteps] = {}
+        self._lock = threading.RLock()
+
+    def add(self, attention: GrowingAttention, part: Part) -> None:
+        """Measures a part of an attention, after what waits of it, or lets it wait."""
+        with self._lock:
+            steps = self._steps.get(attention)
+            if steps is None:
+                self.flush(attention)  # its first queries
+            else:
+                self._refuse_changed_keys(attention)
+            waits = attention.takes_steps(part)
+            if steps is not None and waits and steps.accepts(part):
+                steps.add(part)
+                return
+            self.flush(attention)
+            if waits and part.call.q.shape[2] == 1:
+                self._steps[attention] = _WaitingSteps(part)
+                return
+            if attention.can_wait(part) and self._is_small(part.call):
+                self._add_layer(attention, part)
+                return
+        measure_together([PartMeasurement(attention, part)])
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def flush(self, attention: GrowingAttention) -> None:
+        """Measures what waits of an attention, and what is measured together with it."""
+        with self._lock:
+            if any(layer.attention is attention for layer in self.layers):
+                self.flush_layers()
+            if attention in self._steps:
+                self._refuse_changed_keys(attention)
+                for part in self._steps.pop(attention).join():
+                    measure_together([PartMeasurement(attention, part)])
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def flush_layers(self) -> None:
+        """Measures all attentions that wait for others."""
+        with self._lock:
+            waiting, self.layers, self.bytes = self.layers, [], 0
+            while waiting:
+                alike = [layer for layer in waiting if layer.kind == waiting[0].kind]
+                waiting = [layer for layer in waiting if layer.kind != waiting[0].kind]
+                while alike:  # lets go of what has been measured
+                    together, alike = alike[: alike[0].together], alike[alike[0].together :]
+                    measure_together([PartMeasurement(layer.attention, layer.part) for layer in together])
+
+    def _is_small(self, call: Call) -> bool:
+        """Whether an attention is small, and has nothing that differs from sample to sample or from layer to layer."""
+        if isinstance(call.scale, Tensor) or call.bias is not None or call.sinks is not None:
+            return False
+        if call.mask is not None and call.mask.tensors():  # which may differ by sample, and be written to later
+            return False
+        if call.q.is_cuda:
+            return math.prod(call.sizes) <= GPU_SCORES and self.gpu_bytes > 0
+        return 2 * count_bytes(call) <= WAITING_BYTES  # otherwise it would wait for none, or for one other
+
+    def _add_layer(self, attention: GrowingAttention, part: Part) -> None:
+        """Lets a part wait with copies of q and k, since models may write to them later."""
+        size = count_bytes(part.call)
+        most = self.gpu_bytes if part.call.q.is_cuda else WAITING_BYTES
+        if self.bytes + size > most:
+            self.flush_layers()
+        q, k = (x.detach().clone(memory_format=torch.contiguous_format) for x in (part.call.q, part.call.k))
+        call = part.call._replace(q=q, k=k, v=k)
+        kind: tuple[Any, ...] = (q.shape, k.shape, q.dtype, q.device, call.scale, call.softcap, id(call.mask))
+        kind += (attention.cross, part.first_query, part.first_key, part.grows, part.logsumexp is None)
+        together = sys.maxsize if q.is_cuda else max(1, JOB_BYTES // max(1, size))
+        self.layers.append(_WaitingLayer(attention, part._replace(call=call), kind, together))
+        self.bytes += size
+        if self.bytes >= most:
+            self.flush_layers()
+
+    def _refuse_changed_keys(self, attention: GrowingAttention) -> None:
+        if self._steps[attention].has_changed_keys():
+            del self._steps[attention]
+            raise LensError(
+                f"the cached keys of {attention.name!r} were written to in place before their last steps were "
+                "measured; assign changed keys as a new tensor, as in layer.keys = changed"
+            )
+
+
+class PartMeasurement:
+    """A part of an attention that is being measured: its jobs one after the other, then `finish` files the results."""
+
+    def __init__(self, attention: GrowingAttention, part: Part) -> None:
+        self.attention, self.part, self.time = attention, part, attention.history.time
+        call, keys = part.call, part.first_key + part.call.k.shape[2]
+        attention.dtype = torch.promote_types(call.q.dtype, torch.float32)
+        self.exact = torch.float64 if part.grows else attention.dtype  # of sums
+        if attention.spans is None:
+            attention.spans = locate_spans(attention.detail.spans or {}, keys)
+        self.runs = self._find_runs()
+        attention.sums.choose_blocks(sum(map(len, self.runs)), keys)
+        parts = [part._replace(rows=run) for run in self.runs]
+        selects = attention.detail.queries is not None
+        self.remaining = [run.start_at_first_row() if selects else run for run in parts]
+        self.measured: list[dict[str, Tensor]] = []
+
+    def _find_runs(self) -> list[range]:
+        """The rows of the part that are to be measured."""
+        attention, detail = self.attention, self.attention.detail
+        first, queries = self.part.first_query, self.part.call.q.shape[2]
+        if detail.queries is not None:
+            return find_query_runs(detail.queries, first, queries)
+        if attention.is_placeholder and queries:  # a sampled query may replace it
+            attention.is_placeholder, attention.pieces, attention.positions = False, [], []
+            attention.sums = AttentionSums(detail.pixels)
+        rows = range(-(first + 1) % detail.every, queries, detail.every)
+        if not rows and (not self.part.grows or not attention.sums.rows):
+            rows = range(max(queries - 1, 0), queries)
+            attention.is_placeholder = self.part.grows and bool(rows)
+        return [rows] if rows else []
+
+    def next_job(self) -> MeasureJob | None:
+        """The next queries as a job, up to the next edge of a block of the map; None if there are no more."""
+        if not self.remaining:
+            return None
+        part = self.remaining.pop(0)
+        (height, width), count = self.attention.sums.blocks, len(part.rows)
+        if height:
+            count = -self.attention.sums.rows % height or count
+            if part.first_key % width:  # measured finer than it is kept
+                cells = math.prod(self.part.call.q.shape[:2]) * self.part.call.k.shape[2]
+                count = min(count, height * max(1, FINE_MAP_CELLS // max(1, cells)))
+        rows = part.rows[:count]
+        if part.rows[count:]:
+            self.remaining.insert(0, part._replace(rows=part.rows[count:]))
+        blocks = (height, math.gcd(part.first_key, width) if width else 0)  # columns begin where those of the map do
+        logsumexp = None if part.logsumexp is None else part.logsumexp[:, :, rows.start : rows.stop : rows.step]
+        spans = shift_spans(self.attention.spans or {}, part.first_key)
+        offset, top = part.first_query - part.first_key, self.attention.detail.top
+        self.first_query = part.first_query
+        self.job = MeasureJob(part.call, rows, offset, blocks, top, True, logsumexp, spans)
+        return self.job
+
+    def add(self, result: Measures) -> None:
+        """Takes the measures of the last job."""
+        job, part = self.job, self.part
+        call, rows, first_key = job.call, job.rows, part.first_key
+        assert result.max_score is not None
+        assert result.received is not None
+        measured = {name: getattr(result, name) for name in PER_QUERY} | self._measure_probes(result)
+        if part.tokens is not None:
+            measured["distance"] = measure_token_distance(job, part.tokens, result.logsumexp)
+        measured["max_score"] = result.max_score[..., None]
+        if result.span_mass is not None:
+            measured["span_mass"] = result.span_mass
+        measured["visible"] = count_visible_keys(call, rows).int().expand(len(call.q), -1, -1)
+        for name in ("peak_key", "top_keys"):
+            keys = measured[name].int()  # half the memory; a document has fewer than 2³¹ tokens
+            measured[name] = torch.where(keys >= 0, keys + first_key, keys) if first_key else keys
+        seen_by = count_seeing_queries(call, rows).int().expand(len(call.q), -1, -1)
+        measured |= {"received": result.received, "seen_by": seen_by, "map": result.map}
+        if self.attention.history.stopped:
+            stopped = torch.tensor(sorted(self.attention.history.stopped))
+            measured = {
+                name: tensor.index_fill(0, stopped.to(tensor.device), SEES_NOTHING.get(name, 0))
+                for name, tensor in measured.items()
+            }
+        self.attention.sums.add(
+            *(measured.pop(name) for name in ("received", "seen_by", "map")),
+            queries=len(rows),
+            first_key=first_key,
+            fine=job.blocks[1],
+            exact=self.exact,
+        )
+        self.measured.append(measured)
+
+    def _measure_probes(self, result: Measures) -> dict[str, Tensor]:
+        """The weight of the key that each probe selects."""
+        weights: dict[str, Tensor] = {}
+        for name, probe in (self.attention.detail.probes or {}).items():
+            positions = torch.tensor(self.job.rows, dtype=torch.long) + self.first_query
+            keys = probe(positions).to(self.job.call.q.device)
+            keys = torch.where(keys >= self.part.first_key, keys - self.part.first_key, -1)
+            keys = keys.expand(self.job.call.q.shape[0], -1)
+            weights[f"probe {name}"] = compute_probe_weights(self.job.call, keys, result.logsumexp, rows=self.job.rows)
+        return weights
+
+    def finish(self) -> None:
+        """Appends what was measured to the attention."""
+        attention, part = self.attention, self.part
+        call, first_key, first_query = part.call, part.first_key, part.first_query
+        end = first_key + call.k.shape[2]
+        measured = self.measured or [_make_empty_measures(call, attention.detail)]
+        names = measured[0] if len(measured) > 1 else ()
+        joined = {name: torch.cat([measures[name] for measures in measured], 2) for name in names} or measured[0]
+        attention.sums.reserve(call, end, self.exact, attention.dtype)
+        attention.positions += [range(run.start + first_query, run.stop + first_query, run.step) for run in self.runs]
+        attention.pieces.append((self.time, attention.transfer.send(joined)))
+        if part.norms is not None and (end > attention.keys or not attention.norms):
+            norms, gap = part.norms(slice(max(0, attention.keys - first_key), None)), max(0, first_key - attention.keys)
+            norms = torch.nn.functional.pad(norms, (gap, 0)) if gap else norms
+            attention.norms.append((self.time, attention.transfer.send({"norms": norms})))
+        if attention.keeper is not None:
+            attention.keeper.add(call, first_query, first_key, attention.history)
+        if part.tokens is not None:
+            attention.tokens = first_key + part.tokens
+        attention.keys = max(attention.keys, end)
+
+
+def _make_empty_measures(call: Call, detail: MeasureDetail) -> dict[str, Tensor]:
+    """Measures with zero queries."""
+    empty = torch.zeros(*call.q.shape[:2], 0, dtype=torch.promote_types(call.q.dtype, torch.float32))
+    tops = empty[..., None].expand(-1, -1, -1, detail.top)
+    measures = dict.fromkeys([*PER_QUERY, "max_score", *(f"probe {name}" for name in detail.probes or {})], empty)
+    if detail.spans:
+        measures["span_mass"] = empty[..., None].expand(-1, -1, -1, len(detail.spans))
+    return measures | {
+        "visible": empty[:, :1].int(),
+        "peak_key": empty.int(),
+        "top_keys": tops.int(),
+        "top_weights": tops,
+    }
+
+
+class _WaitingLayer(NamedTuple):
+    """The first queries of an attention."""
+
+    attention: GrowingAttention
+    part: Part
+    kind: tuple[Any, ...]  # equal for those that can be measured together
+    together: int  # most that are measured together
+
+
+class _StepQuery(NamedTuple):
+    """What remains of a step until it is measured; its keys are a prefix of those of the last step."""
+
+    q: Float[Tensor, "batch heads 1 d"]
+    keys: int
+    mask: Mask | None
+    bias: Bias | None
+    logsumexp: Float[Tensor, "batch heads 1"] | None
+
+
+class _WaitingSteps:
+    """Steps of one query each, whose keys were appended to those of the step before, at position 0 of the document.
+
+    Only the keys of the last step are held: no keys that a cache has let go.
+    """
+
+    def __init__(self, first: Part) -> None:
+        self.queries: list[_StepQuery] = []
+        self.add(first)
+
+    def accepts(self, part: Part) -> bool:
+        """Whether a step directly follows those that wait, and could be measured with them."""
+        last, call = self.last.call, part.call
+        if call.q.shape[2] != 1 or len(self.queries) >= MAX_STEPS:
+            return False
+        follows = call.k.shape[2] == last.k.shape[2] + 1 and len(call.q) == len(last.q)
+        same = call.scale is last.scale or (not isinstance(call.scale, Tensor) and call.scale == last.scale)
+        return follows and same and call.softcap == last.softcap and call.sinks is last.sinks
+
+    def add(self, part: Part) -> None:
+        call = part.call
+        self.queries.append(_StepQuery(call.q, call.k.shape[2], call.mask, call.bias, part.logsumexp))
+        self.last, self._version = part, _get_version(call.k)
+
+    def has_changed_keys(self) -> bool:
+        """Whether somebody wrote to the keys of the last step, which inference tensors do not tell."""
+        return self._version != _get_version(self.last.call.k)
+
+    def join(self) -> list[Part]:
+        """The steps as one part, or, where no mask or bias fits all, as one part each."""
+        queries, last = self.queries, self.last
+        first = last.first_query + 1 - len(queries)
+        steps = [Step(first + n, 0, 1, query.keys, query.mask, query.bias) for n, query in enumerate(queries)]
+        mask_and_bias = join_steps(steps, len(steps), last.call.k.shape[2], dense=False)
+        if mask_and_bias is None:
+            return [_cut_keys(last, step, query) for step, query in zip(steps, queries, strict=True)]
+        mask, bias = mask_and_bias
+        q = queries[0].q if len(queries) == 1 else torch.cat([query.q for query in queries], 2)
+        logsumexp = _join_logsumexp([query.logsumexp for query in queries], 2)
+        return [
+            last._replace(call=last.call._replace(q=q, mask=mask, bias=bias), first_query=first, logsumexp=logsumexp)
+        ]
+
+
+def _get_version(tensor: Tensor) -> int | None:
+    """How often a tensor was written to in place."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _cut_keys(last: Part, step: Step, query: _StepQuery) -> Part:
+    """One step by itself, with its own keys out of those of the last."""
+    k, v = (x[:, :, : step.keys] for x in (last.call.k, last.call.v))
+    call = last.call._replace(q=query.q, k=k, v=v, mask=step.mask, bias=step.bias)
+    return last._replace(call=call, first_query=step.first_query, logsumexp=query.logsumexp)
+
+
+def _join_logsumexp(parts: Sequence[Tensor | None], axis: int) -> Tensor | None:
+    """All of them in one tensor; None if one is not known."""
+    tensors = [part for part in parts if part is not None]
+    return torch.cat(tensors, axis) if len(tensors) == len(parts) else None
+
+
+def count_bytes(call: Call) -> int:
+    return call.q.nbytes + call.k.nbytes
+
+
+def measure_together(measurements: Sequence[PartMeasurement]) -> None:
+    """Measures parts of attentions, whose jobs are of the same shape, each job once for all of them."""
+    while jobs := [job for measurement in measurements if (job := measurement.next_job()) is not None]:
+        measures = run_job(join_jobs(jobs))
+        results = [measures] if len(jobs) == 1 else split_measures(measures, len(jobs))
+        for measurement, result in zip(measurements, results, strict=True):
+            measurement.add(result)
+    for measurement in measurements:
+        measurement.finish()
+
+
+def join_jobs(jobs: Sequence[MeasureJob]) -> MeasureJob:
+    """Several jobs as one, with the samples of all."""
+    first = jobs[0]
+    if len(jobs) == 1:
+        return first
+    k = torch.cat([job.call.k for job in jobs])
+    call = first.call._replace(q=torch.cat([job.call.q for job in jobs]), k=k, v=k)
+    return first._replace(call=call, logsumexp=_join_logsumexp([job.logsumexp for job in jobs], 0))
+
+
+def split_measures(measures: Measures, count: int) -> list[Measures]:
+    """The measures of each of `count` jobs that were joined, as views."""
+    chunks: dict[str, Any] = {
+        field.name: tensor.chunk(count)
+        for field in fields(measures)
+        if isinstance(tensor := getattr(measures, field.name), Tensor)
+    }
+    return [replace(measures, **{name: parts[n] for name, parts in chunks.items()}) for n in range(count)]
