@@ -12,7 +12,8 @@ from clearhead.attention.call import check_call
 from clearhead.lens.capture import measure_queue
 from clearhead.lens.capture.growing_call import GrowingAttention, GrowingCall
 from clearhead.lens.capture.growing_tensors import BatchHistory
-from clearhead.lens.capture.measure_queue import MeasureQueue, Part
+from clearhead.lens.capture.measure_queue import MeasureQueue
+from clearhead.lens.capture.part_measurement import Part
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from tests.lens.huggingface_zoo import inputs, made
 from tests.lens.seen_calls import built, tokens

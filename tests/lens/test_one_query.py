@@ -12,7 +12,7 @@ from clearhead.errors import BackendError
 from clearhead.lens import measure
 from clearhead.lens.capture.growing_call import GrowingAttention
 from clearhead.lens.capture.growing_tensors import BatchHistory
-from clearhead.lens.capture.measure_queue import Part
+from clearhead.lens.capture.part_measurement import Part
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures import one_query
 from clearhead.lens.measures.definition import MeasureJob, choose_blocks

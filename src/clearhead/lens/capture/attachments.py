@@ -122,21 +122,21 @@ def observe_method(owner: type, name: str, callback: Callable[..., None]) -> Ite
         yield
         return
     patch = _methods.setdefault(
-        (owner, name), PatchedAttribute(owner, name, lambda own: _wrap_method(owner, name, own))
+        (owner, name), PatchedAttribute(owner, name, lambda method: _wrap_method(owner, name, method))
     )
     with patches.using([(patch, callback)]):
         yield
 
 
-def _wrap_method(owner: type, name: str, own: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(own)
+def _wrap_method(owner: type, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         running = (name, id(args[0]))
         if running in _running.calls:
-            return own(*args, **kwargs)
+            return method(*args, **kwargs)
         _running.calls.add(running)
         try:
-            result = own(*args, **kwargs)
+            result = method(*args, **kwargs)
         finally:
             _running.calls.remove(running)
         patch = _methods[owner, name]

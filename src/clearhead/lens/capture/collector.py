@@ -21,8 +21,9 @@ from clearhead.lens.attention_names import unwrap_model
 from clearhead.lens.capture.growing_call import GrowingAttention, GrowingCall
 from clearhead.lens.capture.growing_tensors import BatchHistory
 from clearhead.lens.capture.host_transfer import HostTransfer
-from clearhead.lens.capture.measure_queue import MeasureQueue, Norms, Part
+from clearhead.lens.capture.measure_queue import MeasureQueue
 from clearhead.lens.capture.output_projection import make_value_norms
+from clearhead.lens.capture.part_measurement import Norms, Part
 from clearhead.lens.capture.watch_settings import (
     Sizes,
     WatchSettings,

@@ -21,7 +21,8 @@ from clearhead.lens.capture.growing_tensors import (
 )
 from clearhead.lens.capture.host_transfer import ArrivingTensors, HostTransfer
 from clearhead.lens.capture.input_keeper import InputKeeper
-from clearhead.lens.capture.measure_queue import PER_QUERY, SEES_NOTHING, MeasureQueue, Part
+from clearhead.lens.capture.measure_queue import MeasureQueue
+from clearhead.lens.capture.part_measurement import PER_QUERY, SEES_NOTHING, Part
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures.definition import Spans
 from clearhead.lens.record.attention_views import Forward, Sight
@@ -230,10 +231,7 @@ class GrowingAttention:
             assert self._sent_sums is not None, "an attention is in a call as soon as it was measured"
             whole = join_all_pieces(self.pieces, self.history, SEES_NOTHING)
             norms = [(time, piece["norms"]) for time, piece in self.norms]
-            kept = None
-            if self.keeper is not None:
-                logsumexp = whole["logsumexp"] if self.detail.measures_all_queries else None
-                kept = self.keeper.finish(self.history, logsumexp)
+            logsumexp = whole["logsumexp"] if self.detail.measures_all_queries else None
             spans = dict(self.spans or {})
             self._sight = Sight(
                 **{name: whole[name] for name in PER_QUERY},
@@ -254,7 +252,7 @@ class GrowingAttention:
                 visible=whole["visible"],
                 probes={name[6:]: whole[name] for name in whole if name.startswith("probe ")},
                 norms=join_pieces(norms, self.history) if norms else None,
-                kept=kept,
+                kept=None if self.keeper is None else self.keeper.finish(self.history, logsumexp),
                 tokens=self.tokens,
                 forward=forward,
             )

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from clearhead.lens.capture.watch_settings import get_free_bytes
 
-CHUNK = 2**25  # bytes of results on a GPU: when so many have come together, their copies begin
+CHUNK = 2**25  # bytes of results on a GPU with which their copies begin
 SMALL = 2**20  # bytes: smaller tensors are packed into one copy
 BUDGET_SHARE = 0.1  # of a GPU's free memory, for results that wait there
-CHECKED_COPIES = 8  # of a process and GPU: so many chunks are compared with synchronous copies
+CHECKED_COPIES = 8  # first chunks of a process and GPU that are compared with synchronous copies
 PINNED_SHARE = 0.25  # of the free memory of this machine, for pinned memory: more is copied to pageable memory
 
 
@@ -87,7 +87,7 @@ class HostTransfer:
 
     def send(self, tensors: Mapping[str, Shaped[Tensor, "..."]]) -> ArrivingTensors:
         """The same tensors on the CPU, once they are read; those that are there already are not copied."""
-        device = next((one.device for one in tensors.values() if one.is_cuda), None)
+        device = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
         if device is None:
             return ArrivingTensors(tensors, None)
         with self._lock:
@@ -130,7 +130,7 @@ class _DeviceQueue:
 
     def add(self, arriving: ArrivingTensors) -> None:
         self.waiting.append((arriving, torch.cuda.current_stream(self.device).record_event()))
-        self.waiting_bytes += sum(one.nbytes for one in arriving.tensors.values() if one.is_cuda)
+        self.waiting_bytes += sum(tensor.nbytes for tensor in arriving.tensors.values() if tensor.is_cuda)
         if self.waiting_bytes >= min(CHUNK, self.budget):
             self.start_copies()
         while self.copies and (self.copied_bytes + self.waiting_bytes > self.budget or self.copies[0].done.query()):
@@ -147,12 +147,12 @@ class _DeviceQueue:
             return
         arriving, computed = zip(*self.waiting, strict=True)
         size, self.waiting, self.waiting_bytes = self.waiting_bytes, [], 0
-        places = [(one, name) for one in arriving for name, tensor in one.tensors.items() if tensor.is_cuda]
+        places = [(group, name) for group in arriving for name, tensor in group.tensors.items() if tensor.is_cuda]
         checks = _check.begins(self.device)
         while checks and self.copies:  # so that no more than one chunk is held twice
             self._finish_oldest()
         with torch.no_grad(), torch.inference_mode(False):
-            sources = [one.tensors[name] for one, name in places]
+            sources = [group.tensors[name] for group, name in places]
             if not _check.trusted:
                 self._put(places, [source.cpu() for source in self._await(sources, computed)])
                 self._mark_arrived(arriving)
@@ -167,25 +167,25 @@ class _DeviceQueue:
     def _await(self, sources: list[Tensor], computed: Sequence[Any]) -> list[Tensor]:
         """The sources, which the current stream reads once these events say that they are computed."""
         stream = torch.cuda.current_stream(self.device)
-        for one in computed:
-            stream.wait_event(one)
+        for event in computed:
+            stream.wait_event(event)
         for source in sources:
             source.record_stream(stream)  # its memory may be used again once it has been copied
         return sources
 
     def _put(self, places: Sequence[Place], tensors: Sequence[Tensor]) -> None:
-        for (one, name), tensor in zip(places, tensors, strict=True):
-            one.tensors[name] = tensor
+        for (group, name), tensor in zip(places, tensors, strict=True):
+            group.tensors[name] = tensor
 
     def _mark_arrived(self, arriving: Sequence[ArrivingTensors]) -> None:
-        for one in arriving:
-            one.transfer = None
+        for group in arriving:
+            group.transfer = None
 
     def _copy(self, sources: Sequence[Tensor]) -> list[Tensor]:
         """The CPU tensors that these will be copied to."""
-        small = [one for one in sources if one.nbytes <= SMALL]
+        small = [source for source in sources if source.nbytes <= SMALL]
         packed = iter(unpack(self._copy_one(pack(small)), small) if small else [])
-        return [next(packed) if one.nbytes <= SMALL else self._copy_one(one) for one in sources]
+        return [next(packed) if source.nbytes <= SMALL else self._copy_one(source) for source in sources]
 
     def _copy_one(self, source: Tensor) -> Tensor:
         pinned = source.nbytes <= self.pinned_left
@@ -205,34 +205,34 @@ class _DeviceQueue:
     def _correct(self, places: Sequence[Place], expected: Sequence[Tensor]) -> list[str]:
         """Replaces what differs from a synchronous copy; returns the names."""
         different = []
-        for (one, name), own in zip(places, expected, strict=True):
-            right = own.cpu()
-            if not torch.equal(pack([one.tensors[name]]), pack([right])):  # of bytes: NaN equals itself
-                one.tensors[name] = right
+        for (group, name), tensor in zip(places, expected, strict=True):
+            right = tensor.cpu()
+            if not torch.equal(pack([group.tensors[name]]), pack([right])):  # of bytes: NaN equals itself
+                group.tensors[name] = right
                 different.append(name)
         return different
 
 
 def pack(tensors: Sequence[Shaped[Tensor, "..."]]) -> UInt8[Tensor, " bytes"]:
     """The bytes of tensors in one row, those of wide numbers first, so that each can be viewed in place."""
-    ordered = sorted(tensors, key=lambda one: -one.itemsize)
-    return torch.cat([one.contiguous().view(-1).view(torch.uint8) for one in ordered])
+    ordered = sorted(tensors, key=lambda tensor: -tensor.itemsize)
+    return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in ordered])
 
 
 def unpack(row: UInt8[Tensor, " bytes"], like: Sequence[Shaped[Tensor, "..."]]) -> list[Shaped[Tensor, "..."]]:
     """The inverse of `pack`: views into the row, with the shapes and types of `like`.
 
-    >>> given = [torch.tensor([1], dtype=torch.int16), torch.tensor([[0.5]])]
-    >>> unpack(pack(given), given)
+    >>> tensors = [torch.tensor([1], dtype=torch.int16), torch.tensor([[0.5]])]
+    >>> unpack(pack(tensors), tensors)
     [tensor([1], dtype=torch.int16), tensor([[0.5000]])]
     """
     order = sorted(range(len(like)), key=lambda number: -like[number].itemsize)
     pieces = row.split([like[number].nbytes for number in order])
-    found = {
+    views = {
         number: piece.view(like[number].dtype).view(like[number].shape)
         for number, piece in zip(order, pieces, strict=True)
     }
-    return [found[number] for number in range(len(like))]
+    return [views[number] for number in range(len(like))]
 
 
 def _get_free_device_bytes(device: torch.device) -> int:

@@ -82,12 +82,12 @@ def _call(projection: nn.Module, x: Float[Tensor, "*rows features"]) -> Float[Te
     rows = x.flatten(0, -2).to(dtype)
     _, exponent = torch.frexp(rows.abs().amax())
     scale = torch.ldexp(torch.ones((), dtype=dtype, device=x.device), INPUT_SIZE - exponent)
-    found = []
-    for some in rows.split(max(1, CHUNK // x.shape[-1])):
+    outputs = []
+    for batch in rows.split(max(1, CHUNK // x.shape[-1])):
         with _leave_unchanged(projection):
-            out = projection.forward(torch.nn.functional.pad(some * scale, (0, 0, 0, 1)).to(x.dtype)[None])[0]
-        found.append((out[:-1] - out[-1:]).to(dtype) / scale)
-    return torch.cat(found).view(*x.shape[:-1], -1)
+            out = projection.forward(torch.nn.functional.pad(batch * scale, (0, 0, 0, 1)).to(x.dtype)[None])[0]
+        outputs.append((out[:-1] - out[-1:]).to(dtype) / scale)
+    return torch.cat(outputs).view(*x.shape[:-1], -1)
 
 
 def _refuse_if_not_linear(whole: Tensor, parts: Tensor, projection: nn.Module, name: str) -> None:
@@ -103,20 +103,20 @@ def _refuse_if_not_linear(whole: Tensor, parts: Tensor, projection: nn.Module, n
 @contextmanager
 def _leave_unchanged(projection: nn.Module) -> Iterator[None]:
     """Within it a module can be called without dropout; its buffers and the random numbers stay as they were."""
-    dropouts = [one for one in projection.modules() if isinstance(one, _DropoutNd) and one.training]
-    buffers = [(one, one.clone()) for one in projection.buffers()]
-    devices = {one.device for one in (*projection.parameters(), *projection.buffers()) if one.is_cuda}
+    dropouts = [module for module in projection.modules() if isinstance(module, _DropoutNd) and module.training]
+    buffers = [(buffer, buffer.clone()) for buffer in projection.buffers()]
+    devices = {tensor.device for tensor in (*projection.parameters(), *projection.buffers()) if tensor.is_cuda}
     with torch.random.fork_rng(list(devices)):
-        for one in dropouts:
-            one.training = False
+        for dropout in dropouts:
+            dropout.training = False
         try:
             for hook in projection._forward_pre_hooks.values():
                 if type(hook).__module__.startswith("torch.nn.utils."):  # which compute its weight before every call
                     hook(projection, ())
             yield
         finally:
-            for one in dropouts:
-                one.training = True
+            for dropout in dropouts:
+                dropout.training = True
             for buffer, before in buffers:
                 if not torch.equal(buffer, before):
                     buffer.copy_(before)

@@ -144,10 +144,10 @@ def expected_bytes(
     spans: Mapping[str, slice] | None = None,
     keep: str = "none",
 ) -> int:
-    """What a record of one pass over so many tokens will take, before anything runs.
+    """The bytes that a record of one pass over this number of tokens will take, before anything runs.
 
-    For a model with an encoder and a decoder, both are taken to have so many. Masks and biases that follow no rule are
-    squares of numbers; what keeping those takes comes on top, and is in `record.expected_bytes` once they were seen.
+    Encoder and decoder are taken to read the same number of tokens. Kept masks and biases that follow no rule are
+    squares of numbers, and come on top; they are in `record.expected_bytes` once they were seen.
     """
     target = _find_target(model)
     detail = MeasureDetail(pixels, top, _rows_to_step(rows), keep, **_check_selections(rows, queries, spans))
@@ -156,8 +156,8 @@ def expected_bytes(
     total = 0
     for name in settings.layers:
         shape = target.shapes[name]
-        chosen = shape.heads if settings.heads is None else len(settings.heads)
-        sizes = Sizes(batch, chosen, min(shape.kv_heads, chosen), shape.head_dim, tokens, tokens, shape.itemsize)
+        watched = shape.heads if settings.heads is None else len(settings.heads)
+        sizes = Sizes(batch, watched, min(shape.kv_heads, watched), shape.head_dim, tokens, tokens, shape.itemsize)
         total += estimate_bytes(settings.detail, sizes)
     return total
 
@@ -174,7 +174,10 @@ def _find_target(model: nn.Module) -> WatchTarget:
     ours = find_attentions(model) if isinstance(model, nn.Module) else {}
     if ours:
         itemsize = read_itemsize(model)
-        shapes = {name: AttentionShape(one.heads, one.kv_heads, one.head_dim, itemsize) for name, one in ours.items()}
+        shapes = {
+            name: AttentionShape(attention.heads, attention.kv_heads, attention.head_dim, itemsize)
+            for name, attention in ours.items()
+        }
         return WatchTarget(shapes, lambda collector: observe_own_model(model, ours, collector))
     shapes = huggingface.read_shapes(model) if isinstance(model, nn.Module) else {}
     if shapes:
@@ -191,15 +194,15 @@ def _find_target(model: nn.Module) -> WatchTarget:
 def _check_settings(
     target: WatchTarget, layers: Layers, heads: Heads, detail: MeasureDetail, itself: bool = False
 ) -> WatchSettings:
-    chosen = select_layers(layers, list(target.shapes))
-    numbers = None if heads is None else select_heads(heads, {name: target.shapes[name].heads for name in chosen})
+    names = select_layers(layers, list(target.shapes))
+    numbers = None if heads is None else select_heads(heads, {name: target.shapes[name].heads for name in names})
     check_counts(LensError, pixels=detail.pixels)
     check_counts(LensError, most=MAX_TOP, top=detail.top)
     if detail.keep not in ("none", "qk", "statistics"):
         raise LensError(f"keep must be 'none', 'qk' or 'statistics', got {detail.keep!r}")
     if detail.keep == "statistics":
-        given = {"spans": detail.spans, "probes": detail.probes, "norms": detail.norms, "itself": itself}
-        if dropped := [f"{name}=" for name, value in given.items() if value]:
+        details = {"spans": detail.spans, "probes": detail.probes, "norms": detail.norms, "itself": itself}
+        if dropped := [f"{name}=" for name, value in details.items() if value]:
             raise LensError(f"keep='statistics' would drop what {', '.join(dropped)} records; watch without keep=")
         detail = detail._replace(pixels=0, top=0)  # which would be dropped
     probes = {} if detail.probes is None else detail.probes
@@ -207,7 +210,7 @@ def _check_settings(
         raise LensError(
             f"probes must be a dict from names to functions, such as {{'before': lambda i: i - 1}}, got {probes!r}"
         )
-    return WatchSettings(tuple(chosen), numbers, detail)
+    return WatchSettings(tuple(names), numbers, detail)
 
 
 def _check_selections(
@@ -225,11 +228,11 @@ def _check_selections(
 
 
 def _selections_to_json(detail: MeasureDetail) -> dict[str, Any]:
-    chosen: Any = detail.queries
-    if isinstance(chosen, slice):
-        chosen = {"start": chosen.start, "stop": chosen.stop, "step": chosen.step}
+    queries: Any = detail.queries
+    if isinstance(queries, slice):
+        queries = {"start": queries.start, "stop": queries.stop, "step": queries.step}
     spans = {name: [span.start, span.stop] for name, span in (detail.spans or {}).items()}
-    return {"queries": chosen, "spans": spans}
+    return {"queries": queries, "spans": spans}
 
 
 def _rows_to_step(rows: float | None) -> int:

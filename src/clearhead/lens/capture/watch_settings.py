@@ -70,7 +70,8 @@ class AttentionShape(NamedTuple):
 
 def read_itemsize(model: nn.Module) -> int:
     """The bytes per element of a model's first floating-point parameter."""
-    return next((one.itemsize for one in model.parameters() if one.is_floating_point()), torch.float32.itemsize)
+    sizes = (parameter.itemsize for parameter in model.parameters() if parameter.is_floating_point())
+    return next(sizes, torch.float32.itemsize)
 
 
 class Sizes(NamedTuple):
@@ -121,8 +122,7 @@ def get_free_bytes() -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    found = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return next(found, None)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def warn_if_large(expected: int, what: str) -> bool:

@@ -122,9 +122,9 @@ def _get_name(function: Any) -> str:
 
 def _find_transformers() -> str:
     """The folder of transformers' files, found without importing it."""
-    found = importlib.util.find_spec("transformers")
-    places = [] if found is None else list(found.submodule_search_locations or ())
-    return os.path.join(os.fspath(places[0]) if places else "no transformers", "")
+    spec = importlib.util.find_spec("transformers")
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    return os.path.join(os.fspath(folders[0]) if folders else "no transformers", "")
 
 
 TRANSFORMERS = _find_transformers()
@@ -139,8 +139,7 @@ def to_seen(got: AttentionArguments, keys: int, masks: Masks) -> Seen:
         keys = min(keys, got.mask.shape[-1])
     mask, bias = _read_mask_once(got, keys, masks)
     if got.bias is not None:
-        own = got.bias[..., :keys]
-        bias = own if bias is None else own + bias
+        bias = got.bias[..., :keys] if bias is None else got.bias[..., :keys] + bias
     scale = got.scale
     if scale is None:
         scale = got.q.shape[-1] ** -0.5

@@ -53,15 +53,15 @@ class LayerCacheState(NamedTuple):
     """The state of one cache layer before a step."""
 
     length: int = 0  # tokens that it has seen
-    slots: int | None = None  # places for keys, of a static one
-    window: int | None = None  # of one that slides
+    slots: int | None = None  # of a static layer, which has them from the start
+    window: int | None = None  # of a layer that slides
 
     def explains(self, queries: int, keys: int) -> bool:
         """Whether this layer returns `keys` keys when `queries` new ones are added."""
         if self.slots is not None and keys in (self.slots, self.slots - 1 + queries):
             return True
-        kept = self.length if self.window is None else min(self.length, self.window - 1)
-        return keys in (kept + queries, self.length + queries)
+        held = self.length if self.window is None else min(self.length, self.window - 1)
+        return keys in (held + queries, self.length + queries)
 
 
 def read_layer_states(cache: Any) -> dict[int, LayerCacheState]:
@@ -69,15 +69,15 @@ def read_layer_states(cache: Any) -> dict[int, LayerCacheState]:
 
     Of an encoder-decoder's cache, those of self-attention: a context is seen once.
     """
-    known = {n: layer for n, layer in enumerate(_get_layers(cache)) if hasattr(layer, "get_seq_length")}
-    found = {n: layer.get_seq_length() for n, layer in known.items()}
-    tensors = [value for value in found.values() if isinstance(value, Tensor)]
+    layers = {n: layer for n, layer in enumerate(_get_layers(cache)) if hasattr(layer, "get_seq_length")}
+    lengths = {n: layer.get_seq_length() for n, layer in layers.items()}
+    tensors = [length for length in lengths.values() if isinstance(length, Tensor)]
     if tensors:  # a static cache counts on its device: fetched together, since each time waits for it
-        numbers = iter(torch.stack([value.reshape(()).to(tensors[0].device) for value in tensors]).tolist())
-        found = {n: next(numbers) if isinstance(value, Tensor) else value for n, value in found.items()}
+        numbers = iter(torch.stack([length.reshape(()).to(tensors[0].device) for length in tensors]).tolist())
+        lengths = {n: next(numbers) if isinstance(length, Tensor) else length for n, length in lengths.items()}
     return {
-        n: LayerCacheState(found[n], getattr(layer, "max_cache_len", None), getattr(layer, "sliding_window", None))
-        for n, layer in known.items()
+        n: LayerCacheState(lengths[n], getattr(layer, "max_cache_len", None), getattr(layer, "sliding_window", None))
+        for n, layer in layers.items()
     }
 
 
@@ -86,8 +86,8 @@ def is_appended(cache: Any, layer: int | None, k: Float[Tensor, "batch kv_heads 
     from transformers.cache_utils import DynamicLayer
 
     layers = _get_layers(cache)
-    own = layers[layer] if layer is not None and layer < len(layers) else None
-    return type(own) is DynamicLayer and own.keys is k
+    cached = layers[layer] if layer is not None and layer < len(layers) else None
+    return type(cached) is DynamicLayer and cached.keys is k
 
 
 class Location(NamedTuple):
@@ -135,46 +135,46 @@ class ForwardPass:
         self.reads: bool = around is not None and around.reads  # tokens that are known, it or what is around it
         self.read: dict[str, Tensor | None] = {} if around is None else around.read  # by models in a wrapper
 
-    def locate(self, layer: int | None, queries: int, keys: int, known: AttentionInfo) -> Location:
+    def locate(self, layer: int | None, queries: int, keys: int, info: AttentionInfo) -> Location:
         """The document positions of the first query and the first key, and how many keys are real.
 
         A cache that slides hands over only its last keys, a static one also its empty slots. Without a cache the
         position is left open: the mask decides (`place_by_mask`).
         """
-        if known.cross:
+        if info.cross:
             return Location(self.length, 0, keys)
-        state = self._find_state(layer, queries, keys, known)
-        if known.joint:
+        state = self._find_state(layer, queries, keys, info)
+        if info.joint:
             if self.length or (state is not None and state.slots is not None):
                 raise LensError(
-                    f"{known.name!r} attends to its own text and to the encoder's in one softmax: of its {keys} keys "
+                    f"{info.name!r} attends to its own text and to the encoder's in one softmax: of its {keys} keys "
                     "the encoder's come last, and a cache puts new ones before them, so that positions would move; "
                     "call generate(…, use_cache=False), or run one forward pass over source and answer"
                 )
             return Location(None, 0, keys)
         if self.cache is None or state is None or (state.length and keys == queries):
-            return Location(None if known.grows else 0, 0, keys)
+            return Location(None if info.grows else 0, 0, keys)
         total = state.length + queries
         if state.explains(queries, keys):
             return Location(state.length, max(0, total - keys), min(keys, total))
-        if state.length and known.grows:
+        if state.length and info.grows:
             raise LensError(
-                f"{known.name!r} attends to {keys} keys, but {state.length} cached and {queries} new tokens are "
+                f"{info.name!r} attends to {keys} keys, but {state.length} cached and {queries} new tokens are "
                 f"{total}: some keys are summaries of tokens, or dropped, so positions are unknown; "
                 "watch a single forward pass instead of generate()"
             )
-        return Location(None if known.grows else 0, 0, keys)
+        return Location(None if info.grows else 0, 0, keys)
 
-    def _find_state(self, layer: int | None, queries: int, keys: int, known: AttentionInfo) -> LayerCacheState | None:
+    def _find_state(self, layer: int | None, queries: int, keys: int, info: AttentionInfo) -> LayerCacheState | None:
         """The cache state that belongs to a layer; a shared one has no number, and one may use the keys of another."""
-        if layer is None and not known.grows:
+        if layer is None and not info.grows:
             return None
         state = self.layer_states.get(-1 if layer is None else layer, LayerCacheState())
         if state.length or (keys == queries and layer is not None):
             return state
-        filled = [one for one in self.layer_states.values() if one.length or not self.length]
-        found = next((one for one in filled if one.explains(queries, keys)), None)
-        return state._replace(length=self.length) if found is None and layer is not None else found
+        filled = [other for other in self.layer_states.values() if other.length or not self.length]
+        shared = next((other for other in filled if other.explains(queries, keys)), None)
+        return state._replace(length=self.length) if shared is None and layer is not None else shared
 
 
 def place_by_mask(mask: Mask | None, queries: int, keys: int) -> tuple[int, int | None]:
@@ -195,10 +195,10 @@ def count_seen_tokens(held: Mapping[int, LayerCacheState]) -> int:
     return max((state.length for state in held.values()), default=0)
 
 
-def find_context_layers(known: Mapping[nn.Module, AttentionInfo]) -> frozenset[int]:
+def find_context_layers(infos: Mapping[nn.Module, AttentionInfo]) -> frozenset[int]:
     """The cache layers that hold only keys of another text or picture, as Mllama's do."""
     numbers: dict[bool, set[int]] = {True: set(), False: set()}
-    for module, info in known.items():
+    for module, info in infos.items():
         layer = read_layer_number(module)
         if layer is not None and (info.cross or info.grows):
             numbers[info.cross].add(layer)

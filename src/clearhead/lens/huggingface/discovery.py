@@ -42,18 +42,18 @@ def find_unseen_modules(model: nn.Module, attending: Iterable[nn.Module]) -> dic
     What is called "attn" or "attention" in one layer is suspect if its namesakes in other layers attend.
     """
     outers = set(attending)
-    known, named = {id(inner) for outer in outers for inner in outer.modules()}, dict(model.named_modules())
-    places = {_replace_numbers(path) for path, module in named.items() if module in outers}
+    inside, named = {id(inner) for outer in outers for inner in outer.modules()}, dict(model.named_modules())
+    patterns = {_replace_numbers(path) for path, module in named.items() if module in outers}
     suspects = {
         path: module
         for path, module in named.items()
-        if _seems_attentive(module) or (_replace_numbers(path) in places and _is_called_attention(path, module))
+        if _seems_attentive(module) or (_replace_numbers(path) in patterns and _is_called_attention(path, module))
     }
-    alike = known | {id(module) for module in suspects.values()}
+    alike = inside | {id(module) for module in suspects.values()}
     return {
         path: module
         for path, module in suspects.items()
-        if id(module) not in known and not any(id(inner) in alike for inner in module.modules() if inner is not module)
+        if id(module) not in inside and not any(id(inner) in alike for inner in module.modules() if inner is not module)
     }
 
 
@@ -147,7 +147,7 @@ def reads_both_texts(module: nn.Module) -> bool:
     return "merged_attention_mask" in inspect.signature(kind.forward).parameters
 
 
-class AttentionPlace(NamedTuple):
+class PathParts(NamedTuple):
     """The parts of a module path from which the name of an attention is made."""
 
     path: str
@@ -171,19 +171,19 @@ def find_attentions(model: nn.Module) -> dict[str, nn.Module]:
 
 def _name_attentions(attending: dict[str, nn.Module]) -> dict[str, nn.Module]:
     """The same modules by name instead of by path."""
-    found = {_strip_wrappers(path): module for path, module in attending.items()}
-    places = [
-        _locate(path, module, kept)
-        for (path, module), kept in zip(found.items(), _find_distinguishing_numbers(found), strict=True)
+    modules = {_strip_wrappers(path): module for path, module in attending.items()}
+    parts = [
+        _split_path(path, module, positions)
+        for (path, module), positions in zip(modules.items(), _find_distinguishing_numbers(modules), strict=True)
     ]
-    names = [place.name(()) for place in places]
-    senses = [[word for word in place.towers if word in SENSES] for place in places]
+    names = [part.name(()) for part in parts]
+    senses = [[word for word in part.towers if word in SENSES] for part in parts]
     if len({tuple(words) for words in senses}) > 1:
-        names = [place.name(words) for place, words in zip(places, senses, strict=True)]
-    names = _make_distinct(places, names, [place.name(place.towers) for place in places])
-    names = _make_distinct(places, names, [place.name(place.towers, leaf=True) for place in places])
-    names = _make_distinct(places, names, [place.path for place in places])
-    return dict(zip(names, found.values(), strict=True))
+        names = [part.name(words) for part, words in zip(parts, senses, strict=True)]
+    names = _make_distinct(parts, names, [part.name(part.towers) for part in parts])
+    names = _make_distinct(parts, names, [part.name(part.towers, leaf=True) for part in parts])
+    names = _make_distinct(parts, names, [part.path for part in parts])
+    return dict(zip(names, modules.values(), strict=True))
 
 
 def is_cross(path: str, module: nn.Module) -> bool:
@@ -207,25 +207,26 @@ def _find_distinguishing_numbers(paths: Iterable[str]) -> list[list[int]]:
         for position, part in enumerate(parts):
             if part.isdigit():
                 values.setdefault((pattern, position), set()).add(part)
-    kept = []
+    distinguishing = []
     for pattern in patterns:
         numbers = [position for position, part in enumerate(pattern) if part == "#"]
         several = [position for position in numbers if len(values[pattern, position]) > 1]
-        kept.append(several or numbers[:1])
-    return kept
+        distinguishing.append(several or numbers[:1])
+    return distinguishing
 
 
-def _locate(path: str, module: nn.Module, kept: list[int]) -> AttentionPlace:
+def _split_path(path: str, module: nn.Module, numbers: list[int]) -> PathParts:
+    """The parts of a path; `numbers` are the positions of those that distinguish layers."""
     parts = path.split(".")
-    if not kept:
-        return AttentionPlace(path, (), "", (), path, is_cross(path, module))
-    before = [part for part in parts[: kept[-1]] if not part.isdigit()]
-    leaf = ".".join(part for part in parts[kept[-1] + 1 :] if not part.isdigit())
-    cross, sides = is_cross(path, module), [found[1] for part in before if (found := SIDES.match(part))]
+    if not numbers:
+        return PathParts(path, (), "", (), path, is_cross(path, module))
+    before = [part for part in parts[: numbers[-1]] if not part.isdigit()]
+    leaf = ".".join(part for part in parts[numbers[-1] + 1 :] if not part.isdigit())
+    cross, sides = is_cross(path, module), [match[1] for part in before if (match := SIDES.match(part))]
     stack = sides[0] if sides else "decoder" if cross or _is_causal(module) else "encoder"
     towers = [TOWER.sub("", part) for part in before if part not in PLAIN and part not in ("encoder", "decoder")]
     apart = tuple(word for n, word in enumerate(towers) if towers[n - 1 : n] != [word])
-    return AttentionPlace(path, apart, stack, tuple(parts[position] for position in kept), leaf, cross)
+    return PathParts(path, apart, stack, tuple(parts[position] for position in numbers), leaf, cross)
 
 
 def _is_causal(module: nn.Module) -> bool:
@@ -235,10 +236,10 @@ def _is_causal(module: nn.Module) -> bool:
     return bool(getattr(module, "is_causal", keeps))
 
 
-def _make_distinct(places: list[AttentionPlace], names: list[str], longer: list[str]) -> list[str]:
+def _make_distinct(parts: list[PathParts], names: list[str], longer: list[str]) -> list[str]:
     """Replaces names by longer ones in every stack that has a duplicate."""
     counts = Counter(names)
-    stacks = [(place.towers, place.stack, place.leaf, place.cross) for place in places]
+    stacks = [(part.towers, part.stack, part.leaf, part.cross) for part in parts]
     taken = {stack for stack, name in zip(stacks, names, strict=True) if counts[name] > 1}
     return [long if stack in taken else name for stack, name, long in zip(stacks, names, longer, strict=True)]
 
@@ -264,8 +265,8 @@ MERGED_BY = {
     "^output.dense": "Bert Roberta Electra Camembert XLMRoberta LayoutLM",
 }
 SUFFIXES = ("Attention", "SelfAttention", "CrossAttention")
-PLACES = {
-    f"{name}{suffix}": place for place, names in MERGED_BY.items() for name in names.split() for suffix in SUFFIXES
+PROJECTIONS = {
+    f"{name}{suffix}": path for path, names in MERGED_BY.items() for name in names.split() for suffix in SUFFIXES
 }
 
 
@@ -284,7 +285,7 @@ def _read_shape(model: nn.Module, module: nn.Module) -> AttentionShape:
     heads, configs = count_module_heads(module), (getattr(module, "config", None), getattr(model, "config", None))
 
     def read(*names: str) -> int:
-        sizes = (_read_integer(place, name) for place in (module, *configs) for name in names)
+        sizes = (_read_integer(source, name) for source in (module, *configs) for name in names)
         return next((size for size in sizes if size > 0), 0)
 
     groups = _read_integer(module, "num_key_value_groups")
@@ -301,15 +302,15 @@ def count_heads(model: nn.Module) -> dict[str, int]:
 
 def count_module_heads(module: nn.Module) -> int:
     """The number of heads of a module, from its attributes or its config."""
-    places: tuple[Any, ...] = (module, getattr(module, "config", None))
-    counts = (_read_integer(place, name) for place in places for name in COUNTS)
+    sources: tuple[Any, ...] = (module, getattr(module, "config", None))
+    counts = (_read_integer(source, name) for source in sources for name in COUNTS)
     return next((count for count in counts if count > 0), 1)
 
 
-def _read_integer(place: Any, name: str) -> int:
+def _read_integer(source: Any, name: str) -> int:
     """An integer attribute of a module or config; 0 if there is none."""
     try:
-        value = getattr(place, name, 0)
+        value = getattr(source, name, 0)
     except Exception:  # a config whose layers differ has an error of its own, which is no AttributeError
         return 0
     return value if isinstance(value, int) else 0
@@ -323,15 +324,15 @@ def find_output_projections(model: nn.Module, names: Sequence[str]) -> dict[nn.M
 
 def _find_output_projection(model: nn.Module, name: str, path: str) -> nn.Module:
     module = model.get_submodule(path)
-    place = PLACES.get(type(module).__name__)
-    if place is None:
+    projection = PROJECTIONS.get(type(module).__name__)
+    if projection is None:
         raise LensError(
             f"norms=True needs the output projection of {name!r}, which is not known for {type(module).__name__}; "
             f"supported are {', '.join(' '.join(MERGED_BY.values()).split())}"
         )
-    around = model.get_submodule(path.rpartition(".")[0]) if place.startswith("^") else module
+    around = model.get_submodule(path.rpartition(".")[0]) if projection.startswith("^") else module
     try:
-        return around.get_submodule(place.removeprefix("^"))
+        return around.get_submodule(projection.removeprefix("^"))
     except AttributeError:
         raise LensError(
             f"norms=True needs the output projection of {name!r}, which is not in the watched {type(model).__name__}; "

@@ -314,14 +314,14 @@ class ForwardTracker:
 
     def on_reorder(self, name: str, _: None, cache: Any, *args: Any, **kwargs: Any) -> None:
         """Callback: a cache was reordered by the method of this name, so the call that grows with it is, too."""
-        (rows,) = (*args, *kwargs.values())
-        finished, self._thread.finished_beams = self._thread.finished_beams, frozenset()
         growth = self._thread.growths.get(id(cache))
         call = self.collector.find_call(growth)
-        if call is None or growth is None or growth.cache() is not cache:
+        if call is None or growth is None or growth.cache() is not cache:  # such as a cache inside another one
             return
+        (rows,) = (*args, *kwargs.values())
         if name == "batch_repeat_interleave":
             rows = torch.arange(count_samples(cache) // rows).repeat_interleave(rows)
+        finished, self._thread.finished_beams = self._thread.finished_beams, frozenset()
         call.reorder(rows, finished=finished)
 
 

@@ -190,9 +190,9 @@ def _find_patch(interface: Any) -> PatchedAttribute:
     return _interface_patches[id(interface)]
 
 
-def _make_get_interface(own: Callable[[str, Function], Function]) -> Callable[[str, Function], Function]:
+def _make_get_interface(find: Callable[[str, Function], Function]) -> Callable[[str, Function], Function]:
     def get_interface(attn_implementation: str, default: Function) -> Function:
-        function = own(attn_implementation, default)
+        function = find(attn_implementation, default)
         if isinstance(function, SubscriptFunction):
             function = function.function
 
@@ -224,8 +224,8 @@ def _find_subscripted_kinds(modules: Iterable[nn.Module]) -> set[type]:
 def _find_subscript_patch(kind: type) -> PatchedAttribute:
     """`__getitem__` of an interface class, where Python looks it up."""
 
-    def make(own: Callable[[Any, str], Function]) -> Callable[[Any, str], SubscriptFunction]:
-        return lambda interface, name: SubscriptFunction(own(interface, name))
+    def make(get_item: Callable[[Any, str], Function]) -> Callable[[Any, str], SubscriptFunction]:
+        return lambda interface, name: SubscriptFunction(get_item(interface, name))
 
     return PatchedAttribute(kind, "__getitem__", make)
 

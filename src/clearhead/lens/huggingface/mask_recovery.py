@@ -44,10 +44,10 @@ def recover_mask(seen: Bool[Tensor, "..."], *, causal: bool, window: int | None 
     spans = _find_spans(seen)
     for left, right in () if spans is None else _candidate_bands(spans, causal, window):
         assert spans is not None
-        found = _find_padding(spans, left, right)
-        if found is not None:
+        padding = _find_padding(spans, left, right)
+        if padding is not None:
             band = [] if left is None and right is None else [Mask.window(left, right)]
-            parts = [*band, *(mask.to(seen.device) for mask in found)]
+            parts = [*band, *(mask.to(seen.device) for mask in padding)]
             return functools.reduce(Mask.__and__, parts) if parts else None
     return Mask.visible(seen.clone() if seen.ndim < 2 or seen.shape[-2] == 1 else seen)
 
@@ -61,12 +61,12 @@ def _find_spans(seen: Tensor) -> Spans | None:
     samples, heads, queries, keys = seen.shape
     if heads != 1 or keys < 2 or not queries or not samples:
         return None
-    found = []
+    edges = []
     for rows in seen[:, 0].split(max(1, CELLS // (samples * keys)), 1):
         numbers = rows.view(torch.uint8)
         last = keys - numbers.flip(-1).argmax(-1)
-        found.append(torch.stack([numbers.argmax(-1), last, rows.sum(-1, dtype=torch.int32)]))
-    low, high, count = torch.cat(found, 2).cpu()
+        edges.append(torch.stack([numbers.argmax(-1), last, rows.sum(-1, dtype=torch.int32)]))
+    low, high, count = torch.cat(edges, 2).cpu()
     low, high = low.masked_fill(count == 0, 0), high.masked_fill(count == 0, 0)
     return Spans(low, high, keys) if torch.equal(high - low, count) else None
 
@@ -76,9 +76,9 @@ def _candidate_bands(spans: Spans, causal: bool, window: int | None) -> Iterator
     if causal and window:
         yield window - 1, 0
     yield from ((None, 0), (None, None)) if causal else ((None, None), (None, 0))
-    some = spans.high > spans.low
-    reach = ((spans.places - spans.low)[some], (spans.high - 1 - spans.places)[some])
-    if bool(some.any()):
+    seeing = spans.high > spans.low
+    reach = ((spans.places - spans.low)[seeing], (spans.high - 1 - spans.places)[seeing])
+    if bool(seeing.any()):
         left, right = (max(0, int(side.max())) for side in reach)  # where all see less, padding is what hides the rest
         yield left, right
 
@@ -88,17 +88,17 @@ def _find_padding(spans: Spans, left: int | None, right: int | None) -> list[Mas
     low, high, keys = spans
     least = torch.zeros_like(spans.places) if left is None else (spans.places - left).clamp(0, keys)
     most = torch.full_like(least, keys) if right is None else (spans.places + right + 1).clamp(0, keys)
-    some = high > low
-    first = low.masked_fill(~some, keys).amin(1)
-    first = first.masked_fill((first <= least.min()) | ~some.any(1), 0)  # what the band hides from all is not padding
+    seeing = high > low
+    first = low.masked_fill(~seeing, keys).amin(1)
+    first = first.masked_fill((first <= least.min()) | ~seeing.any(1), 0)  # what the band hides from all is not padding
     last = high.amax(1)
-    last = last.masked_fill((last >= most.max()) & some.any(1), keys)
+    last = last.masked_fill((last >= most.max()) & seeing.any(1), keys)
     begin, end = torch.maximum(least, first[:, None]), torch.minimum(most, last[:, None])
-    same = torch.where(some, (begin == low) & (end == high), end <= begin)
+    same = torch.where(seeing, (begin == low) & (end == high), end <= begin)
     if not bool(same.all()):
         return None
-    found = [Mask.padding(last)] if bool((last < keys).any()) else []
-    return found + ([Mask.padding(keys - first, side="left")] if bool(first.any()) else [])
+    right_padding = [Mask.padding(last)] if bool((last < keys).any()) else []
+    return right_padding + ([Mask.padding(keys - first, side="left")] if bool(first.any()) else [])
 
 
 class BlockMaskAdapter(Mask):
@@ -118,29 +118,29 @@ class BlockMaskAdapter(Mask):
 
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
         """From the BlockMask's own blocks: a block may be visible if one that it overlaps is."""
-        own: Tensor = self.block_mask.to_dense().bool()
         height, width = self.block_mask.BLOCK_SIZE
-        some = _any_overlapping(_any_overlapping(own, queries, rows, height, 2), keys, columns, width, 3)
-        return some, torch.zeros_like(some)
+        filled = _any_overlapping(self.block_mask.to_dense().bool(), queries, rows, height, 2)
+        visible = _any_overlapping(filled, keys, columns, width, 3)
+        return visible, torch.zeros_like(visible)
 
     def tensors(self) -> list[Tensor]:
         return [self.block_mask.kv_num_blocks]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Mask:
-        own, (queries, keys) = self.block_mask.kv_num_blocks, (self.queries or 0, self.keys or 0)
-        changed = change(own)
-        if changed.shape == own.shape and changed.device == own.device:
+        counts = self.block_mask.kv_num_blocks
+        changed = change(counts)
+        if changed.shape == counts.shape and changed.device == counts.device:
             return self
-        return Mask.visible(change(self.dense(queries, keys)))
+        return Mask.visible(change(self.dense(self.queries or 0, self.keys or 0)))
 
     def __repr__(self) -> str:
         return f"a BlockMask of {'×'.join(map(str, self.block_mask.shape))}"
 
 
-def _any_overlapping(own: Tensor, size: int, block: int, of_theirs: int, axis: int) -> Tensor:
+def _any_overlapping(filled: Tensor, size: int, block: int, of_theirs: int, axis: int) -> Tensor:
     """Whether any BlockMask block that overlaps a block of ours is set."""
-    first = torch.arange(0, size, block, device=own.device)
+    first = torch.arange(0, size, block, device=filled.device)
     last = (first + block).clamp(max=size) - 1
-    sums = torch.nn.functional.pad(own.int().movedim(axis, -1).cumsum(-1), (1, 0))
+    sums = torch.nn.functional.pad(filled.int().movedim(axis, -1).cumsum(-1), (1, 0))
     count = sums[..., last // of_theirs + 1] - sums[..., first // of_theirs]
     return (count > 0).movedim(-1, axis)

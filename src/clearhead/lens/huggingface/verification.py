@@ -100,9 +100,9 @@ def _append_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
 
 def _iterate_readings(got: AttentionArguments) -> Iterator[AttentionArguments]:
     """The arguments as each kind of function would read them, with all options first, then without some of them."""
-    given = [name for name in ("softcap", "window", "bias", "sinks") if getattr(got, name) is not None]
-    for count in range(len(given) + 1):
-        for left_out in itertools.combinations(given, count):
+    options = [name for name in ("softcap", "window", "bias", "sinks") if getattr(got, name) is not None]
+    for count in range(len(options) + 1):
+        for left_out in itertools.combinations(options, count):
             without: dict[str, Any] = dict.fromkeys(left_out)
             for kind in _find_kinds(got.mask):
                 yield got._replace(kind=kind, **without)
@@ -122,9 +122,9 @@ def _check_output(got: AttentionArguments, name: str) -> Tensor:
     batch, heads, queries, _ = got.q.shape
     shape = (batch, queries, heads, got.v.shape[-1])
     if got.output is None or got.output.shape != shape or heads % got.v.shape[1]:
-        found = None if got.output is None else tuple(got.output.shape)
+        returned = None if got.output is None else tuple(got.output.shape)
         raise LensError(
-            f"{name!r} attends by {got.function!r}, which returned {found} where (batch, queries, heads, width) = "
+            f"{name!r} attends by {got.function!r}, which returned {returned} where (batch, queries, heads, width) = "
             f"{shape} was expected: it cannot be recorded"
         )
     return got.output

@@ -1,0 +1,196 @@
+"""PartMeasurement: the measures of some queries of one attention, job by job, and where they are filed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.attention.call import Call
+from clearhead.attention.call_slices import slice_queries
+from clearhead.lens.capture.growing_tensors import AttentionSums
+from clearhead.lens.capture.watch_settings import MeasureDetail
+from clearhead.lens.measures.definition import MeasureJob, Measures
+from clearhead.lens.measures.measure_dispatch import measure_token_distance
+from clearhead.lens.measures.selections import find_query_runs, locate_spans, shift_spans
+from clearhead.lens.measures.visible_keys import compute_probe_weights, count_seeing_queries, count_visible_keys
+
+if TYPE_CHECKING:
+    from clearhead.lens.capture.growing_call import GrowingAttention
+
+Norms = Callable[[slice], Float[Tensor, "batch heads keys"]]  # of the values, for a slice of keys
+
+SEES_NOTHING = {
+    "logsumexp": -math.inf,
+    "peak_key": -1,
+    "top_keys": -1,
+    "max_score": -math.inf,
+}  # for a query that sees nothing; the others are 0
+PER_QUERY = (
+    *("logsumexp", "entropy", "peak", "peak_key", "distance", "first"),
+    *("top_keys", "top_weights"),
+)
+FINE_MAP_CELLS = 2**24  # most cells of a map that has to be measured finer than it is kept
+
+
+class Part(NamedTuple):
+    """Queries of one attention that are measured together, with their keys and the document positions of both."""
+
+    call: Call
+    first_query: int  # position of the first query of the call
+    first_key: int = 0
+    tokens: int | None = None  # keys with a position; those after them are summaries of tokens. None: all keys
+    logsumexp: Float[Tensor, "batch heads queries"] | None = None
+    norms: Norms | None = None
+    grows: bool = False  # with a cache
+    appended: bool = False  # keys are those of the part before and new ones, in memory that nobody will write to
+    rows: range = range(0)  # the queries to measure
+
+    def start_at_first_row(self) -> Part:
+        """The same rows, of a call without the queries before and after them."""
+        first, end = self.rows[0], self.rows[-1] + 1
+        return self._replace(
+            call=slice_queries(self.call, first, end),
+            rows=range(0, end - first, self.rows.step),
+            first_query=self.first_query + first,
+            logsumexp=None if self.logsumexp is None else self.logsumexp[:, :, first:end],
+        )
+
+
+class PartMeasurement:
+    """A part of an attention that is being measured: its jobs one after the other, then `finish` files the results."""
+
+    def __init__(self, attention: GrowingAttention, part: Part) -> None:
+        self.attention, self.part, self.time = attention, part, attention.history.time
+        call, keys = part.call, part.first_key + part.call.k.shape[2]
+        attention.dtype = torch.promote_types(call.q.dtype, torch.float32)
+        self.exact = torch.float64 if part.grows else attention.dtype  # of sums
+        if attention.spans is None:
+            attention.spans = locate_spans(attention.detail.spans or {}, keys)
+        self.runs = self._find_runs()
+        attention.sums.choose_blocks(sum(map(len, self.runs)), keys)
+        parts = [part._replace(rows=run) for run in self.runs]
+        selects = attention.detail.queries is not None
+        self.remaining = [run.start_at_first_row() if selects else run for run in parts]
+        self.measured: list[dict[str, Tensor]] = []
+
+    def _find_runs(self) -> list[range]:
+        """The rows of the part that are to be measured."""
+        attention, detail = self.attention, self.attention.detail
+        first, queries = self.part.first_query, self.part.call.q.shape[2]
+        if detail.queries is not None:
+            return find_query_runs(detail.queries, first, queries)
+        if attention.is_placeholder and queries:  # a sampled query may replace it
+            attention.is_placeholder, attention.pieces, attention.positions = False, [], []
+            attention.sums = AttentionSums(detail.pixels)
+        rows = range(-(first + 1) % detail.every, queries, detail.every)
+        if not rows and (not self.part.grows or not attention.sums.rows):
+            rows = range(max(queries - 1, 0), queries)
+            attention.is_placeholder = self.part.grows and bool(rows)
+        return [rows] if rows else []
+
+    def next_job(self) -> MeasureJob | None:
+        """The next queries as a job, up to the next edge of a block of the map; None if there are no more."""
+        if not self.remaining:
+            return None
+        part = self.remaining.pop(0)
+        (height, width), count = self.attention.sums.blocks, len(part.rows)
+        if height:
+            count = -self.attention.sums.rows % height or count
+            if part.first_key % width:  # measured finer than it is kept
+                cells = math.prod(self.part.call.q.shape[:2]) * self.part.call.k.shape[2]
+                count = min(count, height * max(1, FINE_MAP_CELLS // max(1, cells)))
+        rows = part.rows[:count]
+        if part.rows[count:]:
+            self.remaining.insert(0, part._replace(rows=part.rows[count:]))
+        blocks = (height, math.gcd(part.first_key, width) if width else 0)  # columns begin where those of the map do
+        logsumexp = None if part.logsumexp is None else part.logsumexp[:, :, rows.start : rows.stop : rows.step]
+        spans = shift_spans(self.attention.spans or {}, part.first_key)
+        offset, top = part.first_query - part.first_key, self.attention.detail.top
+        self.first_query = part.first_query
+        self.job = MeasureJob(part.call, rows, offset, blocks, top, True, logsumexp, spans)
+        return self.job
+
+    def add(self, result: Measures) -> None:
+        """Takes the measures of the last job."""
+        job, part = self.job, self.part
+        call, rows, first_key = job.call, job.rows, part.first_key
+        assert result.max_score is not None
+        assert result.received is not None
+        measured = {name: getattr(result, name) for name in PER_QUERY} | self._measure_probes(result)
+        if part.tokens is not None:
+            measured["distance"] = measure_token_distance(job, part.tokens, result.logsumexp)
+        measured["max_score"] = result.max_score[..., None]
+        if result.span_mass is not None:
+            measured["span_mass"] = result.span_mass
+        measured["visible"] = count_visible_keys(call, rows).int().expand(len(call.q), -1, -1)
+        for name in ("peak_key", "top_keys"):
+            keys = measured[name].int()  # half the memory; a document has fewer than 2³¹ tokens
+            measured[name] = torch.where(keys >= 0, keys + first_key, keys) if first_key else keys
+        seen_by = count_seeing_queries(call, rows).int().expand(len(call.q), -1, -1)
+        measured |= {"received": result.received, "seen_by": seen_by, "map": result.map}
+        if self.attention.history.stopped:
+            stopped = torch.tensor(sorted(self.attention.history.stopped))
+            measured = {
+                name: tensor.index_fill(0, stopped.to(tensor.device), SEES_NOTHING.get(name, 0))
+                for name, tensor in measured.items()
+            }
+        self.attention.sums.add(
+            *(measured.pop(name) for name in ("received", "seen_by", "map")),
+            queries=len(rows),
+            first_key=first_key,
+            fine=job.blocks[1],
+            exact=self.exact,
+        )
+        self.measured.append(measured)
+
+    def _measure_probes(self, result: Measures) -> dict[str, Tensor]:
+        """The weight of the key that each probe selects."""
+        weights: dict[str, Tensor] = {}
+        for name, probe in (self.attention.detail.probes or {}).items():
+            positions = torch.tensor(self.job.rows, dtype=torch.long) + self.first_query
+            keys = probe(positions).to(self.job.call.q.device)
+            keys = torch.where(keys >= self.part.first_key, keys - self.part.first_key, -1)
+            keys = keys.expand(self.job.call.q.shape[0], -1)
+            weights[f"probe {name}"] = compute_probe_weights(self.job.call, keys, result.logsumexp, rows=self.job.rows)
+        return weights
+
+    def finish(self) -> None:
+        """Appends what was measured to the attention."""
+        attention, part = self.attention, self.part
+        call, first_key, first_query = part.call, part.first_key, part.first_query
+        end = first_key + call.k.shape[2]
+        measured = self.measured or [_make_empty_measures(call, attention.detail)]
+        names = measured[0] if len(measured) > 1 else ()
+        joined = {name: torch.cat([measures[name] for measures in measured], 2) for name in names} or measured[0]
+        attention.sums.reserve(call, end, self.exact, attention.dtype)
+        attention.positions += [range(run.start + first_query, run.stop + first_query, run.step) for run in self.runs]
+        attention.pieces.append((self.time, attention.transfer.send(joined)))
+        if part.norms is not None and (end > attention.keys or not attention.norms):
+            norms, gap = part.norms(slice(max(0, attention.keys - first_key), None)), max(0, first_key - attention.keys)
+            norms = torch.nn.functional.pad(norms, (gap, 0)) if gap else norms
+            attention.norms.append((self.time, attention.transfer.send({"norms": norms})))
+        if attention.keeper is not None:
+            attention.keeper.add(call, first_query, first_key, attention.history)
+        if part.tokens is not None:
+            attention.tokens = first_key + part.tokens
+        attention.keys = max(attention.keys, end)
+
+
+def _make_empty_measures(call: Call, detail: MeasureDetail) -> dict[str, Tensor]:
+    """Measures with zero queries."""
+    empty = torch.zeros(*call.q.shape[:2], 0, dtype=torch.promote_types(call.q.dtype, torch.float32))
+    tops = empty[..., None].expand(-1, -1, -1, detail.top)
+    measures = dict.fromkeys([*PER_QUERY, "max_score", *(f"probe {name}" for name in detail.probes or {})], empty)
+    if detail.spans:
+        measures["span_mass"] = empty[..., None].expand(-1, -1, -1, len(detail.spans))
+    return measures | {
+        "visible": empty[:, :1].int(),
+        "peak_key": empty.int(),
+        "top_keys": tops.int(),
+        "top_weights": tops,
+    }
