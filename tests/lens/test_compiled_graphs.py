@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clearhead import Bias, KeyValueCache, Mask, watch
+from clearhead import Bias, KeyValueCache, Mask, MultiHeadAttention, watch
 from clearhead.attention import Seen
 from clearhead.attention.biases import t5_buckets
 from clearhead.errors import LensError
@@ -115,28 +115,28 @@ def test_training_a_compiled_model_is_recorded_once_and_changes_nothing():
 @pytest.mark.unchecked
 def test_inductor_keeps_what_is_recorded_and_the_bits_of_the_output():
     torch._dynamo.reset()
-    model, text = built("Decoder", "classic", layers=1), tokens(2, 7)
-    compiled = torch.compile(model, fullgraph=True)
+    attention, x = MultiHeadAttention(width=12, heads=3), torch.randn(2, 7, 12)
+    compiled = torch.compile(attention, fullgraph=True)
     with torch.no_grad():
-        alone = compiled(text)
-        with watch(model) as record:
-            watched = compiled(text)
-        with watch(model) as plain:
-            model(text)
+        alone = compiled(x, mask=Mask.causal())
+        with watch(attention) as record:
+            watched = compiled(x, mask=Mask.causal())
+        with watch(attention) as plain:
+            attention(x, mask=Mask.causal())
     assert torch.equal(alone, watched)
-    torch.testing.assert_close(record["decoder.0.self"].map, plain["decoder.0.self"].map, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(record["attention"].map, plain["attention"].map, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.unchecked
 def test_a_compiled_model_with_a_cache_is_recorded_outside_of_the_graph_or_refused():
     torch._dynamo.reset()
-    model, text = built("Decoder", "classic", layers=1), tokens(2, 7)
-    compiled, cache = torch.compile(model, backend="eager"), KeyValueCache()
-    with watch(model) as record, torch.no_grad():
-        for part in text.split([6, 1], 1):
+    attention, x = MultiHeadAttention(width=12, heads=3), torch.randn(2, 7, 12)
+    compiled, cache = torch.compile(attention, backend="eager"), KeyValueCache()
+    with watch(attention) as record, torch.no_grad():
+        for part in x.split([6, 1], 1):
             compiled(part, cache=cache)
-    assert [call["decoder.0.self"].queries.tolist() for call in record.calls] == [list(range(7))]
+    assert [call["attention"].queries.tolist() for call in record.calls] == [list(range(7))]
     torch._dynamo.reset()
-    whole = torch.compile(model, backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="without fullgraph=True"), watch(model):
-        whole(text, cache=KeyValueCache())
+    whole = torch.compile(attention, backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="without fullgraph=True"), watch(attention):
+        whole(x, cache=KeyValueCache())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections import Counter
@@ -16,7 +15,6 @@ from clearhead.attention import Mask, Seen
 from clearhead.attention.call import Call, check_call
 from clearhead.attention.call_slices import slice_heads
 from clearhead.errors import LensError
-from clearhead.formatting import format_bytes
 from clearhead.lens.attention_names import unwrap_model
 from clearhead.lens.capture.growing_call import GrowingAttention, GrowingCall
 from clearhead.lens.capture.growing_tensors import BatchHistory
@@ -34,7 +32,6 @@ from clearhead.lens.capture.watch_settings import (
 from clearhead.lens.measures.definition import locate_first_query
 from clearhead.lens.record.attention_record import Record
 
-log = logging.getLogger(__name__)
 _collectors: dict[int, list[Collector]] = {}  # by the thread that watches
 _lock = threading.RLock()
 
@@ -53,8 +50,7 @@ class Collector:
     """One watch: `record_attention` is called for every attention, from any thread, and fills the record.
 
     A forward pass may be announced with `begin` and `end`. Where it is not, an attention that runs again without a
-    growing cache begins a new call. Threads that watch the same model themselves are left to their own watch;
-    with `settings.own_thread` all other threads are ignored.
+    growing cache begins a new call.
     """
 
     def __init__(self, settings: WatchSettings, record: Record, model: nn.Module | None = None) -> None:
@@ -296,7 +292,6 @@ class Collector:
         if self.settings.detail.keep == "qk":
             expected += count_dense_bytes(seen)
             what = f"keeping q and k of {len(self.settings.layers)} attentions over {sizes.keys:,} tokens"
-            log.info("%s will take about %s of memory", what, format_bytes(expected))
             self.warned = self.warned or warn_if_large(expected, what)
         self.record.calls.append(call.forward)
         return call

@@ -221,7 +221,7 @@ class GrowingAttention:
         """Sends the sums so far to the CPU, after all others, without waiting for them."""
         self.measure_waiting()
         if self._sent_sums is None and self.pieces:
-            self._sent_sums = self.transfer.send(self.sums.join(self.history, self.dtype)._asdict())
+            self._sent_sums = self.transfer.send(self.sums.join(self.history, self.dtype))
 
     @torch.inference_mode(False)
     def sight(self, forward: Forward) -> Sight:

@@ -221,14 +221,6 @@ class FinishedSums(NamedTuple):
     blocks: tuple[int, int]  # of this map
 
 
-class JoinedSums(NamedTuple):
-    """The sums of all samples, in the order of the record."""
-
-    received: Float[Tensor, "samples heads keys"]
-    map: Float[Tensor, "samples heads rows columns"]
-    seen_by: Int[Tensor, "samples #heads keys"]
-
-
 class AttentionSums:
     """Of one attention: what each key receives, by how many queries it is seen, and the map of `pixels` × `pixels`.
 
@@ -303,12 +295,12 @@ class AttentionSums:
         value = self.received.value
         return self.map.value if self.map.buffer is not None else value.new_zeros(*value.shape[:2], 0, 0)
 
-    def join(self, history: BatchHistory, dtype: torch.dtype) -> JoinedSums:
-        """Copies of the sums of all samples, present and finished; `received` and `map` are of this dtype."""
+    def join(self, history: BatchHistory, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Copies of the sums of all samples, in the order of the record; `received` and `map` are of this dtype."""
         received, drawn = self.received.value.to(dtype, copy=True), self._get_map().to(dtype, copy=True)
         seen_by = self.seen_by.value.clone()
         if not history.finished:
-            return JoinedSums(received, drawn, seen_by)
+            return {"received": received, "map": drawn, "seen_by": seen_by}
         all_received, all_drawn, all_seen_by = list(received), list(drawn), list(seen_by)
         nothing = FinishedSums(received[:0].sum(0), drawn[:0].sum(0), seen_by[:0].sum(0).int(), self.blocks)
         for number in range(len(history.finished)):
@@ -318,6 +310,5 @@ class AttentionSums:
             all_received.append(pad_to(keys.to(dtype), received.shape[1:]))
             all_drawn.append(pad_to(pixels.to(dtype), drawn.shape[1:]))
             all_seen_by.append(pad_to(seen.expand(seen_by.shape[1], -1), seen_by.shape[1:]))
-        return JoinedSums(
-            *(torch.stack([sums[path] for path in history.order]) for sums in (all_received, all_drawn, all_seen_by))
-        )
+        whole = {"received": all_received, "map": all_drawn, "seen_by": all_seen_by}
+        return {name: torch.stack([sums[path] for path in history.order]) for name, sums in whole.items()}

@@ -83,20 +83,9 @@ def watch(
     >>> record["decoder.1.self"].map.shape
     torch.Size([1, 4, 3, 3])
     """
-    target = _find_target(model)
-    settings = _check_settings(
-        target,
-        layers,
-        heads,
-        MeasureDetail(
-            *(pixels, top, _rows_to_step(rows), keep, probes, norms),
-            **_check_selections(rows, queries, spans),
-        ),
-        itself,
-    )
-    if itself:
-        every_probe = {**(probes or {}), "itself": stay_at_query}
-        settings = settings._replace(detail=settings.detail._replace(probes=every_probe))
+    target, selections = _find_target(model), _check_selections(rows, queries, spans)
+    detail = MeasureDetail(pixels, top, _rows_to_step(rows), keep, probes, norms, **selections)
+    settings = _check_settings(target, layers, heads, detail, itself)
     if device_budget is not None:
         check_counts(LensError, device_budget=device_budget)
     settings = settings._replace(own_thread=own_thread, device_budget=device_budget)
@@ -210,6 +199,8 @@ def _check_settings(
         raise LensError(
             f"probes must be a dict from names to functions, such as {{'before': lambda i: i - 1}}, got {probes!r}"
         )
+    if itself:
+        detail = detail._replace(probes={**probes, "itself": stay_at_query})
     return WatchSettings(tuple(names), numbers, detail)
 
 
