@@ -247,11 +247,13 @@ class _Several(Mask):
         self.queries, self.keys = self._common("queries"), self._common("keys")
 
     def _common(self, name: str) -> int | None:
-        sizes = {size for mask in self.masks if (size := getattr(mask, name)) is not None}
-        if len(sizes) > 1:
-            different = " and ".join(map(str, sorted(sizes)))
-            raise ShapeError(f"masks for {different} {name} do not combine: {self!r}")
-        return sizes.pop() if sizes else None
+        common: int | None = None
+        for mask in self.masks:  # torch.compile traces it: no sets, since sizes may be symbols
+            size = getattr(mask, name)
+            if size is not None and common is not None and size != common:
+                raise ShapeError(f"masks for {common} and {size} {name} do not combine: {self!r}")
+            common = size if common is None else common
+        return common
 
     def tensors(self) -> list[AnyTensor]:
         return [tensor for mask in self.masks for tensor in mask.tensors()]
