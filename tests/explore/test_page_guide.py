@@ -224,11 +224,10 @@ def test_maxima_and_counts_are_of_what_the_mask_leaves(watched, pages):
 def test_every_role_and_measure_has_a_line_in_both_languages():
     for language in ("english", "chinese"):
         text = (PAGE / "words" / f"{language}_guide.js").read_text(encoding="utf-8")
+        parts = {part: text.split(f"  {part}: {{")[1].split("\n  },")[0] for part in ("does", "roleLines", "terms")}
         keys = {
-            part: set(
-                re.findall(r'(?:^|[{,]) +"?([\w ]+?)"?:(?= "| \[|\n)', text.split(f"  {part}: {{")[1].split("\n  },")[0], re.M)
-            )
-            for part in ("does", "roleLines", "terms")
+            part: set(re.findall(r'(?:^|[{,]) +"?([\w ]+?)"?:(?= "| \[|\n)', lines, re.M))
+            for part, lines in parts.items()
         }
         assert keys["does"] == keys["roleLines"] == {*ROLES, ALIGNMENT, NONE, BROKEN}
         code = "".join(path.read_text(encoding="utf-8") for path in PAGE.rglob("*.*"))

@@ -103,7 +103,7 @@ def _observe(
     if before is not None:
         before(seen)
     q, k, v, mask, *_ = seen
-    options = {"scale": seen.scale, "bias": seen.bias, "softcap": seen.softcap, "sinks": seen.sinks}
+    options: Any = {"scale": seen.scale, "bias": seen.bias, "softcap": seen.softcap, "sinks": seen.sinks}
     measures = measure(q, k, mask, **options, pixels=0, top=0, logsumexp=seen.logsumexp)
     assert measures.received is not None
     norms = make_value_norms(attention.to_out, q.shape[1], name)(v)
