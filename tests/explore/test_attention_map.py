@@ -53,7 +53,7 @@ def sight_of(q: Tensor, k: Tensor, mask: Mask | None, **options) -> Sight:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles and grains so small that every window has many of them."""
-    monkeypatch.setattr(exact_windows, "TILE", 97)
+    monkeypatch.setattr(exact_windows, "MAX_TILE_SCORES", 97)
     monkeypatch.setattr(exact_windows, "GRAIN", 5)
 
 
@@ -191,7 +191,7 @@ def test_many_weights_in_whole_pixels_of_the_map_are_not_computed_again(monkeypa
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("masked", [2**22, 0])
 def test_hidden_weights_are_negative_zeros(name, masked, monkeypatch):
-    monkeypatch.setattr(exact_windows, "MASKED", masked)  # 0: as of windows that are large
+    monkeypatch.setattr(exact_windows, "MAX_MASKED_WEIGHTS", masked)  # 0: as of windows that are large
     torch.manual_seed(1)
     mask = MASKS[name]()
     seen = sight_of(torch.randn(2, 3, 23, 5), torch.randn(2, 3, 23, 5), mask)

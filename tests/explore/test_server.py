@@ -593,7 +593,7 @@ def test_the_page_knows_in_chinese_what_the_server_refuses(record: Record, live:
     chinese = (
         (PAGE / "words" / "chinese.js").read_text(encoding="utf-8").partition("problems: {")[2].partition("\n  },")[0]
     )
-    known = re.findall(r'^    "(.+?)": "', chinese, re.M)
+    known = re.findall(r'^    "(.+?)":\s+"', chinese, re.M)
     patterns = [re.compile(re.sub(r"\\\{\w+\\\}", ".+", re.escape(phrase))) for phrase in known]
     alone, model = PageRequests(record), live.requests.live
     asked = PageRequests(record, live=model)

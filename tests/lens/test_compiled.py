@@ -117,7 +117,7 @@ def test_threads_are_exact_and_deterministic(threads, monkeypatch):
     monkeypatch.setattr(tile_job, "SPLIT_FROM", 1)
     monkeypatch.setattr(tile_job, "THREADS_FROM_SCORES", 1)
     monkeypatch.setattr(compiled, "THREADS_FROM_SCORES", 1)
-    monkeypatch.setattr(tile_job, "TILE", 9000)
+    monkeypatch.setattr(tile_job, "CPU_TILE_SCORES", 9000)
     monkeypatch.setattr(thread_pool.torch, "get_num_threads", lambda: threads)
     job = CASES["everything"].job()
     seen, again = run_job(job, "compiled"), run_job(job, "compiled")

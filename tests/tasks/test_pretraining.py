@@ -299,7 +299,7 @@ def test_a_tokenizer_with_a_mask_is_written_and_read(tmp_path):
         assert plain.mask is None
     settings = json.loads((tmp_path / "tokenizer.settings.json").read_text())
     (tmp_path / "tokenizer.settings.json").write_text(json.dumps({**settings, "mask": "<hole>"}))
-    with pytest.raises(CheckpointError, match="no mask token '<hole>'"):
+    with pytest.raises(CheckpointError, match="is not the tokenizer that"):
         Tokenizer.load(tmp_path)
 
 

@@ -395,7 +395,7 @@ def test_the_page_of_a_tagger_has_its_entities_and_works_without_heads(tagger):
     record = live.look("Anna saw Rome")
     output = Scene(record).to_json()["output"]
     assert output["axis"] == "", "it writes no tokens"
-    assert [part[:2] for part in output["parts"]] == [["Anna", "PER"], [" saw ", ""], ["Rome", "LOC"]]
+    assert [part[:2] for part in output["parts"]] == [("Anna", "PER"), (" saw ", ""), ("Rome", "LOC")]
     assert output["parts"][1][2] is None
     assert 0 < output["parts"][0][2] <= 1
     assert live.answer_without(record, 0, {record.names[0]: [0]}).before_text == "[Anna](PER) saw [Rome](LOC)"

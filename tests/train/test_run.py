@@ -18,7 +18,7 @@ from clearhead.errors import ConfigError, DataError
 from clearhead.model_folder import ModelFolder
 from clearhead.storage import verify_checksums
 from clearhead.tasks.translation import TranslationProcessor
-from clearhead.train import run_training
+from clearhead.train import run_training, training_run
 from clearhead.train.observers import LossPlot
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import Train

@@ -270,6 +270,7 @@ class Tokenizer:
         else:
             fixed = [engine.id_to_token(number) for number in range(library.FIXED)]
             fits = fixed == [*library.SPECIAL, *library.BYTES] and {"script", "lowercase"} <= settings.keys()
+        fits = fits and (settings.get("mask") is None or engine.token_to_id(str(settings["mask"])) is not None)
         if not fits or engine.get_vocab_size() != settings.get("size"):
             raise CheckpointError(f"{path} is not the tokenizer that {described.name} describes; copy the folder again")
         return cls(engine, settings)

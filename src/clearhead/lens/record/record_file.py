@@ -153,7 +153,7 @@ def append_checksum(text: str) -> str:
     """A JSON object, as text, with its CRC-32 as last field.
 
     >>> append_checksum('{"format": 1}')
-    '{"format": 1, "header_checksum": 3047150240}'
+    '{"format": 1, "header_checksum": 3795107209}'
     """
     return f"{text[:-1]}{CHECKSUM}{zlib.crc32(text.encode())}}}"
 
