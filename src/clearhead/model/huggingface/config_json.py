@@ -33,18 +33,8 @@ WRITTEN_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorc
 
 # Features that no model here has, by the keys that switch them on. Falsy values switch them off.
 UNSUPPORTED = (
-    "auto_map",
-    "quantization_config",
-    "qk_norm",
-    "use_qk_norm",
-    "qk_layernorm",
-    "use_attention_sinks",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "clip_qkv",
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
+    *("auto_map", "quantization_config", "qk_norm", "num_local_experts", "num_experts"),
+    *("use_attention_sinks", "attn_logit_softcapping", "final_logit_softcapping", "clip_qkv"),
 )
 
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Shaped
@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from clearhead.errors import CheckpointError, ConfigError
+from clearhead.model.devices import empty_weights
 from clearhead.model.huggingface import bert, gpt2, llama, marian
 from clearhead.model.huggingface.config_json import CONFIG, HuggingFaceConfig
 from clearhead.model.huggingface.mapping import CheckpointMapping, Model, ParameterMapping
@@ -64,20 +65,22 @@ def from_huggingface(folder: str | Path) -> Model:
     if kind not in FAMILIES:
         raise settings.unsupported("model_type", f"only {', '.join(FAMILIES)} can be read")
     settings.refuse_unsupported()
-    with CheckpointTensors.open(folder) as tensors:
+    with _open_tensors(folder) as tensors:
         return _build_model(FAMILIES[kind](settings, frozenset(tensors)), tensors, folder)
 
 
-def _build_model(mapping: CheckpointMapping, tensors: CheckpointTensors, folder: Path) -> Model:
+def _build_model(mapping: CheckpointMapping, tensors: Stored, folder: Path) -> Model:
     mappings = _match_tensors(mapping, tensors, folder)
     try:
-        with torch.device("meta"):  # no memory before all is known to fit
+        with empty_weights():  # no memory before all is known to fit
             model = mapping.kind(mapping.config)
     except (ConfigError, RuntimeError, TypeError) as error:
         raise CheckpointError(f"{folder}: {CONFIG} describes no possible model ({error})") from error
     _check_shapes(mappings, model, tensors, folder)
     names = [name for parameter in mappings for name in parameter.theirs]
-    model = model.to(reduce(torch.promote_types, map(tensors.dtype, names))).to_empty(device="cpu").eval()
+    model = (
+        model.to(reduce(torch.promote_types, [tensors[name].dtype() for name in names])).to_empty(device="cpu").eval()
+    )
     order = None if mapping.order is None else mapping.order(mapping.config.width)
     with torch.no_grad():
         for parameter in mappings:
@@ -85,12 +88,12 @@ def _build_model(mapping: CheckpointMapping, tensors: CheckpointTensors, folder:
             if not parameter.theirs:
                 weights.zero_()
             for name, rows, _ in parameter.pieces(weights.shape):
-                weights[rows].copy_(parameter.to_ours(tensors.read(name), order))
+                weights[rows].copy_(parameter.to_ours(tensors[name].read(), order))
             _compare_copies(parameter, tensors, folder)
     return model
 
 
-def _match_tensors(mapping: CheckpointMapping, tensors: CheckpointTensors, folder: Path) -> list[ParameterMapping]:
+def _match_tensors(mapping: CheckpointMapping, tensors: Stored, folder: Path) -> list[ParameterMapping]:
     """All parameter mappings, after checking that every tensor exists and none is left over."""
     mappings: list[ParameterMapping] = []
     for parameter in mapping.parameters:  # stops at the first that is missing, however many layers config.json has
@@ -104,27 +107,27 @@ def _match_tensors(mapping: CheckpointMapping, tensors: CheckpointTensors, folde
     return mappings
 
 
-def _choose_copy(parameter: ParameterMapping, tensors: CheckpointTensors) -> ParameterMapping:
+def _choose_copy(parameter: ParameterMapping, tensors: Stored) -> ParameterMapping:
     """Tied weights are stored under at least one of their names: uses the first that exists."""
     stored = tuple(name for name in parameter.theirs + parameter.copies if name in tensors)
     return replace(parameter, theirs=stored[:1], copies=stored[1:]) if parameter.copies and stored else parameter
 
 
-def _check_shapes(mappings: list[ParameterMapping], model: Model, tensors: CheckpointTensors, folder: Path) -> None:
+def _check_shapes(mappings: list[ParameterMapping], model: Model, tensors: Stored, folder: Path) -> None:
     parameters = dict(model.named_parameters())
     assert {mapping.ours for mapping in mappings} == set(parameters), "every parameter is mapped"
     for mapping in mappings:
         for name, _, shape in mapping.pieces(parameters[mapping.ours].shape):
-            if tensors.shape(name) != shape:
+            if tensors[name].shape() != shape:
                 raise CheckpointError(
-                    f"{folder}: {name} has shape {tensors.shape(name)}, but {CONFIG} asks for {shape}; "
+                    f"{folder}: {name} has shape {tensors[name].shape()}, but {CONFIG} asks for {shape}; "
                     "these two belong to different models"
                 )
 
 
-def _compare_copies(parameter: ParameterMapping, tensors: CheckpointTensors, folder: Path) -> None:
+def _compare_copies(parameter: ParameterMapping, tensors: Stored, folder: Path) -> None:
     for name in parameter.copies:
-        if not torch.equal(tensors.read(name), tensors.read(parameter.theirs[0])):
+        if not torch.equal(tensors[name].read(), tensors[parameter.theirs[0]].read()):
             raise CheckpointError(
                 f"{folder}: {name} and {parameter.theirs[0]} differ, though {CONFIG} ties them; if they are "
                 "meant to differ, write tie_word_embeddings: false there"
@@ -151,60 +154,53 @@ def format_names(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-class CheckpointTensors:
-    """The tensors of one checkpoint by name, from one file or several, read lazily."""
+class StoredTensor(NamedTuple):
+    """A tensor in an open safetensors file; nothing is read before it is asked for."""
 
-    def __init__(self) -> None:
-        self._entries: dict[str, tuple[Path, Any, str]] = {}
+    path: Path
+    file: Any
+    name: str
 
-    @classmethod
-    @contextmanager
-    def open(cls, folder: Path) -> Iterator[CheckpointTensors]:
-        tensors = cls()
-        with ExitStack() as stack:
-            for path in _weight_files(folder):
-                try:
-                    file = stack.enter_context(safe_open(path, "pt"))
-                except (SafetensorError, OSError, ValueError) as error:
-                    raise CheckpointError(
-                        f"{path} is not a whole safetensors file ({error}); copy or save it again"
-                    ) from error
-                tensors._add(path, file)
-            yield tensors
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.file.get_slice(self.name).get_shape())
 
-    def _add(self, path: Path, file: Any) -> None:
-        for stored in file.keys():  # noqa: SIM118 (not a dict)
-            # The first BERT checkpoints still call a norm's weight and bias by the paper's letters.
-            name = stored.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-            if name in self._entries:
-                other = self._entries[name][0].name
-                raise CheckpointError(f"{path} holds {name}, which {other} holds too; save the checkpoint again")
-            self._entries[name] = (path, file, stored)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        _, file, stored = self._entries[name]
-        return tuple(file.get_slice(stored).get_shape())
-
-    def dtype(self, name: str) -> torch.dtype:
-        path, file, stored = self._entries[name]
-        dtype = file.get_slice(stored).get_dtype()
+    def dtype(self) -> torch.dtype:
+        dtype = self.file.get_slice(self.name).get_dtype()
         if dtype not in DTYPES:
             raise CheckpointError(
-                f"{path}: {name} is stored as {dtype}; only {', '.join(DTYPES)} can be read, so save the "
+                f"{self.path}: {self.name} is stored as {dtype}; only {', '.join(DTYPES)} can be read, so save the "
                 "checkpoint without quantisation"
             )
         return DTYPES[dtype]
 
-    def read(self, name: str) -> Shaped[Tensor, "..."]:
-        _, file, stored = self._entries[name]
-        tensor: Tensor = file.get_tensor(stored)
+    def read(self) -> Shaped[Tensor, "..."]:
+        tensor: Tensor = self.file.get_tensor(self.name)
         return tensor
+
+
+@contextmanager
+def _open_tensors(folder: Path) -> Iterator[Stored]:
+    """The tensors of a checkpoint by name, from one file or several."""
+    tensors: Stored = {}
+    with ExitStack() as stack:
+        for path in _weight_files(folder):
+            try:
+                file = stack.enter_context(safe_open(path, "pt"))
+            except (SafetensorError, OSError, ValueError) as error:
+                raise CheckpointError(
+                    f"{path} is not a whole safetensors file ({error}); copy or save it again"
+                ) from error
+            for stored in file.keys():  # noqa: SIM118 (not a dict)
+                # The first BERT checkpoints still call a norm's weight and bias by the paper's letters.
+                name = stored.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+                if name in tensors:
+                    other = tensors[name].path.name
+                    raise CheckpointError(f"{path} holds {name}, which {other} holds too; save the checkpoint again")
+                tensors[name] = StoredTensor(path, file, stored)
+        yield tensors
+
+
+Stored = dict[str, StoredTensor]
 
 
 def _weight_files(folder: Path) -> list[Path]:

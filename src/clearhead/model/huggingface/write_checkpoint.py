@@ -15,6 +15,7 @@ from torch import Tensor
 
 from clearhead.errors import CheckpointError
 from clearhead.model.config import FIELDS
+from clearhead.model.devices import empty_weights
 from clearhead.model.huggingface import bert, gpt2, llama, marian
 from clearhead.model.huggingface.config_json import CONFIG, HuggingFaceConfig
 from clearhead.model.huggingface.mapping import CheckpointForm, Model
@@ -88,13 +89,13 @@ def _collect_tensors(model: Model, form: CheckpointForm) -> dict[str, Tensor]:
     values = {name: getattr(form.config, name) for name in FIELDS if name not in UNCHECKED}
     if lacks := [f"{name}={value!r}" for name, value in values.items() if value != getattr(written, name)]:
         raise CheckpointError(f"a {form.format} checkpoint cannot express {', '.join(lacks)}")
-    with torch.device("meta"):
+    with empty_weights():
         shapes = {name: parameter.shape for name, parameter in mapping.kind(mapping.config).named_parameters()}
     parameters = dict(model.named_parameters())
     if unknown := [name for name in parameters if name not in shapes]:  # of a subclass, such as the steps of a CRF
         remedy = "; train the tagger with loss.crf = false" if "next_tag" in unknown else ""
         if unknown[0].endswith((DOWN, UP)):
-            remedy = "; merge the adapters first: clearhead.model.lora.merge_adapters(model)"
+            remedy = "; adapters are merged in a model that clearhead.load reads from its folder"
         raise CheckpointError(f"a Hugging Face checkpoint has no place for {format_names(unknown)}{remedy}")
     order = None if mapping.order is None else mapping.order(written.width)
     tensors = {}
