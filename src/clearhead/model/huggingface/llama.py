@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from clearhead.attention.positions import SCALINGS
 from clearhead.errors import CheckpointError
 from clearhead.model.config import ModelConfig
 from clearhead.model.huggingface.config_json import REQUIRED, HuggingFaceConfig, write_fields
@@ -24,7 +25,7 @@ from clearhead.model.huggingface.mapping import (
 from clearhead.model.transformer import Decoder
 
 HARMLESS = r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"  # computed anew from the base
-SMALLEST = 1e-9  # of what is divided by
+LEAST_SCALING = 1e-9  # of numbers that are divided by
 GATED = {"silu": "swiglu", "gelu": "geglu"}
 KEYS = {
     "vocabulary": "vocab_size",
@@ -39,11 +40,7 @@ KEYS = {
     "tie_embeddings": "tie_word_embeddings",
     "attention_dropout": "attention_dropout",
 }
-SCALING_KEYS = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}
+SCALING_KEYS = {"default": (), "linear": SCALINGS["linear"], "llama3": SCALINGS["llama3"]}  # by rope_type
 
 
 def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> CheckpointMapping:
@@ -163,7 +160,7 @@ def _read_rotary(settings: HuggingFaceConfig) -> tuple[float, dict[str, float | 
         default = settings.values.get("max_position_embeddings", REQUIRED) if original else REQUIRED
         # transformers prefers the value outside rope_scaling.
         source = settings if original and settings.has(key) else rotary
-        scaling[key] = source.read_float(key, default, least=SMALLEST)
+        scaling[key] = source.read_float(key, default, least=LEAST_SCALING)
     return base, scaling
 
 
