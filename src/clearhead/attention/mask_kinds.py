@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import operator
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -202,15 +201,18 @@ class Dense(Mask):
 
 
 class _Several(Mask):
-    """Masks of which a cell must satisfy all, or any: what `combine` makes of two booleans."""
+    """Masks that must all agree, or any of them: `combine` joins two."""
 
     sign = ""
-    combine: ClassVar[Callable[[Any, Any], Any]]
 
     def __init__(self, masks: tuple[Mask, ...]) -> None:
         self.masks = masks
         self.batch, self.heads = self._common("batch"), self._common("heads")
         self.queries, self.keys = self._common("queries"), self._common("keys")
+
+    @staticmethod
+    @abstractmethod
+    def combine(first: Any, second: Any) -> Any: ...
 
     def _common(self, name: str) -> int | None:
         common: int | None = None
@@ -221,19 +223,26 @@ class _Several(Mask):
             common = size if common is None else common
         return common
 
+    # Loops, not comprehensions: in these torch.compile takes sizes for constants.
     def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
-        return self._join([mask.at(b, h, i, j, queries, keys) for mask in self.masks])
+        seen = self.masks[0].at(b, h, i, j, queries, keys)
+        for mask in self.masks[1:]:
+            seen = self.combine(seen, mask.at(b, h, i, j, queries, keys))
+        return seen
 
     def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tile:
         device = self.device if device is None else device
-        return self._join([mask.tile(rows, columns, queries, keys, device) for mask in self.masks])
+        seen = self.masks[0].tile(rows, columns, queries, keys, device)
+        for mask in self.masks[1:]:
+            seen = self.combine(seen, mask.tile(rows, columns, queries, keys, device))
+        return seen
 
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        blocks = [mask.blocks(queries, keys, rows, columns, device) for mask in self.masks]
-        return self._join([any_visible for any_visible, _ in blocks]), self._join([whole for _, whole in blocks])
-
-    def _join(self, cells: list[Tensor]) -> Tensor:
-        return functools.reduce(self.combine, cells)
+        any_visible, all_visible = self.masks[0].blocks(queries, keys, rows, columns, device)
+        for mask in self.masks[1:]:
+            blocks = mask.blocks(queries, keys, rows, columns, device)
+            any_visible, all_visible = self.combine(any_visible, blocks[0]), self.combine(all_visible, blocks[1])
+        return any_visible, all_visible
 
     def tensors(self) -> list[AnyTensor]:
         return [tensor for mask in self.masks for tensor in mask.tensors()]
@@ -250,7 +259,11 @@ class _Several(Mask):
 
 
 class Both(_Several):
-    kind, sign, combine = "both", "&", staticmethod(operator.and_)
+    kind, sign = "both", "&"
+
+    @staticmethod
+    def combine(first: Any, second: Any) -> Any:
+        return first & second
 
     def parts(self) -> tuple[Mask, ...]:
         return self.masks
@@ -264,7 +277,11 @@ class Both(_Several):
 
 
 class Either(_Several):
-    kind, sign, combine = "either", "|", staticmethod(operator.or_)
+    kind, sign = "either", "|"
+
+    @staticmethod
+    def combine(first: Any, second: Any) -> Any:
+        return first | second
 
 
 def build_mask(state: Mapping[str, Any], depth: int = 0) -> Mask:

@@ -296,9 +296,8 @@ def effective_weight(linear: nn.Linear) -> Float[Tensor, "outputs inputs"]:
 
 def _copy_torch(ours: MultiHeadAttention, theirs: nn.MultiheadAttention, *, back: bool) -> None:
     """Copies weights from theirs to ours, or back."""
-    weights = [theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight]
-    if theirs._qkv_same_embed_dim:
-        weights = theirs.in_proj_weight.chunk(3)
+    separate = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
+    weights = theirs.in_proj_weight.chunk(3) if theirs._qkv_same_embed_dim else separate
     pairs = list(zip(ours.projections(), [*weights, theirs.out_proj.weight], strict=True))
     if theirs.in_proj_bias is not None:
         biases = [*theirs.in_proj_bias.chunk(3), theirs.out_proj.bias]

@@ -121,7 +121,8 @@ class Classifier(_LabelledEncoder):
             return scores
         if tokens is None:
             raise ShapeError("this model also scores n-grams of tokens; pass tokens= as well")
-        return scores + self.ngrams(tokens, lengths)
+        both: Tensor = scores + self.ngrams(tokens, lengths)
+        return both
 
     @torch.no_grad()
     def divide_scores(self, temperature: float) -> None:

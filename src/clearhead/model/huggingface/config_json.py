@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,11 @@ class HuggingFaceConfig:
     def _read_field(self, field: str, key: str, default: Any) -> Any:
         if field == "activation":
             return self.read_activation(key, default)
-        readers = {"int": self.read_int, "float": self.read_float, "bool": self.read_bool}
+        readers: dict[str, Callable[..., Any]] = {
+            "int": self.read_int,
+            "float": self.read_float,
+            "bool": self.read_bool,
+        }
         return readers[FIELD_TYPES[field].removesuffix(" | None")](key, default)
 
     def require(self, **allowed: Any) -> None:

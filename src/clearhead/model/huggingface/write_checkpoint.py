@@ -91,7 +91,7 @@ def _collect_tensors(model: Model, form: CheckpointForm) -> dict[str, Tensor]:
         raise CheckpointError(f"a {form.format} checkpoint cannot express {', '.join(lacks)}")
     with empty_weights():
         shapes = {name: parameter.shape for name, parameter in mapping.kind(mapping.config).named_parameters()}
-    parameters = dict(model.named_parameters())
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
     if unknown := [name for name in parameters if name not in shapes]:  # of a subclass, such as the steps of a CRF
         remedy = "; train the tagger with loss.crf = false" if "next_tag" in unknown else ""
         if unknown[0].endswith((DOWN, UP)):
