@@ -36,7 +36,7 @@ LEAST = gl.constexpr(0xFF7FFFFF)  # the bits of the smallest float32
 @no_type_check
 def scan_rows(
     q, q_place, k, k_place, mask, runs, runs_sample, runs_head, others, others_sample, others_head, others_tile,
-    scales, given_logsumexp, received, out, cells, cells_sample, high, wide, columns, heads, group, queries, keys, rows,
+    scales, logsumexps, received, out, cells, cells_sample, high, wide, columns, heads, group, queries, keys, rows,
     start, step, offset,
     D: gl.constexpr, BN: gl.constexpr, CONSUMERS: gl.constexpr, REGISTERS: gl.constexpr, STAGES: gl.constexpr,
     TERMS: gl.constexpr, BOUNDS: gl.constexpr, DOCUMENTS: gl.constexpr, DENSE: gl.constexpr, TOP: gl.constexpr,
@@ -75,7 +75,16 @@ def scan_rows(
     origin_k = (b * k_place[0] + h // group * k_place[1], h // group * k_place[2])
     for_producer = (q, k, origin_q, origin_k, tiles_q, tiles_k, full, empty, schedule)
     at = sample.to(gl.int64)
-    out = (out, given_logsumexp + at * rows, received + at * keys, cells + at * cells_sample, high, wide, columns, at * rows)
+    out = (
+        out,
+        logsumexps + at * rows,
+        received + at * keys,
+        cells + at * cells_sample,
+        high,
+        wide,
+        columns,
+        at * rows,
+    )
     for_consumer = (tiles_q, tiles_k, full, empty, schedule, row, first_column, gl.load(scales + h), mask, b, h)
     for_consumer = (for_consumer, out, (queries, keys, rows, start, step, offset))
     if CONSUMERS == 2:
@@ -135,7 +144,7 @@ def reduce_rows(
     """A consumer: the measures of its 64 rows."""
     for_consumer, out, sizes = for_consumer
     tiles_q, tiles_k, full, empty, schedule, row, first_column, scale, mask, b, h = for_consumer
-    out, given_logsumexp, received, cells, high, wide, columns, at = out
+    out, logsumexps, received, cells, high, wide, columns, at = out
     queries, keys, rows, start, step, offset = sizes
     hole_end, run_length, total = schedule[3], schedule[4], schedule[5]
     first_row = row + consumer * BM
@@ -148,7 +157,7 @@ def reduce_rows(
     sums_layout: gl.constexpr = gl.SliceLayout(1, gl.reshape(zeros, [BM, BN // 8, 8]).type.layout)
     class_layout: gl.constexpr = gl.SliceLayout(1, gl.reshape(zeros, [BM, BN // CLASSES, CLASSES // 8, 8]).type.layout)
     row = first_row + gl.arange(0, BM, layout=gl.SliceLayout(1, product_layout))
-    logsumexp = gl.load(given_logsumexp + row, mask=row < rows, other=float("-inf")) * LOG2E
+    logsumexp = gl.load(logsumexps + row, mask=row < rows, other=float("-inf")) * LOG2E
     logsumexp = gl.where(logsumexp <= NOTHING, -HIDDEN, logsumexp)
     i = start + step * row
     first_key = gl.zeros([BM], gl.int32, layout=gl.SliceLayout(1, product_layout)) + first_column

@@ -29,7 +29,7 @@ from clearhead.lens.measures.kernels.tile_operations import (
 @no_type_check
 def scan_rows(
     q, q_place, k, k_place, mask, bias, runs, runs_sample, runs_head, others, others_sample, others_head,
-    others_tile, scales, cap, sinks, given_logsumexp, out, cells, cells_sample, high, wide, columns, heads, group, queries,
+    others_tile, scales, cap, sinks, logsumexps, out, cells, cells_sample, high, wide, columns, heads, group, queries,
     keys, rows, start, step, offset,
     D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TMA_Q: tl.constexpr,
     TMA_K: tl.constexpr, PRECISION: tl.constexpr, CAST: tl.constexpr, CAP: tl.constexpr, BIAS: tl.constexpr,
@@ -48,7 +48,7 @@ def scan_rows(
     scale = tl.load(scales + h)
     tile_q = load_tile(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, TMA_Q)
     if GIVEN:
-        logsumexp = tl.load(given_logsumexp + at, mask=inside, other=float("-inf")) * LOG2E
+        logsumexp = tl.load(logsumexps + at, mask=inside, other=float("-inf")) * LOG2E
         logsumexp = tl.where(logsumexp <= NOTHING, -HIDDEN, logsumexp)  # NaN stays NaN
     else:
         logsumexp = tl.zeros([BM], tl.float32)
