@@ -101,15 +101,15 @@ def find_trunk(names: frozenset[str], prefix: str) -> str:
     return prefix if any(name.startswith(prefix) for name in names) else ""
 
 
-def map_words(theirs: str, *copies: str) -> ParameterMapping:
+def words(theirs: str, *copies: str) -> ParameterMapping:
     return ParameterMapping("vocabulary.words.weight", (theirs,), copies=copies, features=1)
 
 
-def map_output(theirs: str) -> ParameterMapping:
+def output(theirs: str) -> ParameterMapping:
     return ParameterMapping("vocabulary.output.weight", (theirs,), features=1)
 
 
-def map_linear_in(
+def linear_in(
     ours: str, *theirs: str, rows: tuple[int, ...] = (), bias: bool = True, layout: Layout = "same"
 ) -> Iterator[ParameterMapping]:
     """Maps a linear layer whose inputs are the model's features."""
@@ -119,14 +119,14 @@ def map_linear_in(
         yield ParameterMapping(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), rows)
 
 
-def map_linear_out(ours: str, theirs: str, *, bias: bool = True, layout: Layout = "same") -> Iterator[ParameterMapping]:
+def linear_out(ours: str, theirs: str, *, bias: bool = True, layout: Layout = "same") -> Iterator[ParameterMapping]:
     """Maps a linear layer whose outputs are the model's features."""
     yield ParameterMapping(f"{ours}.weight", (f"{theirs}.weight",), layout=layout, features=0)
     if bias:
         yield ParameterMapping(f"{ours}.bias", (f"{theirs}.bias",), features=0)
 
 
-def map_norm(ours: str, theirs: str, *, bias: bool = True) -> Iterator[ParameterMapping]:
+def norm(ours: str, theirs: str, *, bias: bool = True) -> Iterator[ParameterMapping]:
     yield ParameterMapping(f"{ours}.weight", (f"{theirs}.weight",), features=0)
     if bias:
         yield ParameterMapping(f"{ours}.bias", (f"{theirs}.bias",), features=0)
