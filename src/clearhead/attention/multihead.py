@@ -229,8 +229,6 @@ class MultiHeadAttention(nn.Module):
     @classmethod
     def from_torch(cls, other: nn.MultiheadAttention) -> MultiHeadAttention:
         """The same attention with the same weights; what has no counterpart is refused by name."""
-        if not isinstance(other, nn.MultiheadAttention):
-            raise ConfigError(f"from_torch takes an nn.MultiheadAttention, got {type(other).__name__}")
         if other.bias_k is not None or other.add_zero_attn:
             raise ConfigError(
                 "nn.MultiheadAttention with add_bias_kv or add_zero_attn has no counterpart in MultiHeadAttention"
@@ -272,10 +270,6 @@ class MultiHeadAttention(nn.Module):
         with torch.no_grad():
             _copy_torch(self, new, back=True)
         return new
-
-    def extra_repr(self) -> str:
-        shared = "" if self.kv_heads == self.heads else f", kv_heads={self.kv_heads}"
-        return f"width={self.width}, heads={self.heads}{shared}, head_dim={self.head_dim}"
 
 
 def _select_rows(linear: nn.Module, x: Tensor, rows: slice) -> Tensor:

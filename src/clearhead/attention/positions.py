@@ -29,16 +29,16 @@ class Sinusoidal(nn.Module):
             [0.8415, 0.5403, 0.0100, 1.0000]])
     """
 
-    def __init__(self, width: int, base: float = 10000.0) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         if width % 2:
             raise ConfigError(f"sines and cosines are interleaved: width must be even, got {width}")
-        self.width, self.base = width, base
+        self.width = width
 
     def forward(
         self, positions: Int[Tensor, "*batch tokens"], dtype: torch.dtype | None = None
     ) -> Float[Tensor, "*batch tokens width"]:
-        angles = _angles(positions, _speeds(self.width, self.base, positions.device))
+        angles = _angles(positions, _speeds(self.width, 10000.0, positions.device))
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype or torch.get_default_dtype())
 
 
@@ -123,8 +123,6 @@ class AxialRotary(Rotary):
             raise ConfigError(
                 f"pairs of features are shared by rows and columns: head_dim must be divisible by 4, got {head_dim}"
             )
-        if columns < 1:
-            raise ConfigError(f"a grid needs at least one column, got {columns}")
         super().__init__(head_dim, base)
         self.columns = columns
 

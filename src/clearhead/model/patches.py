@@ -66,10 +66,9 @@ class ConvolutionBlock(nn.Module):
 class PatchEmbedding(nn.Module):
     """One vector for each square patch of a picture, row by row from the top left: what `Encoder(vectors=…)` takes.
 
-    A ModelConfig with `patches` says which pictures: all have that size. With `positions="learned"` there a vector of
-    the patch's row and one of its column are added here; with `"rotary"` the encoder rotates queries and keys by both
-    (`AxialRotary`). The encoder adds no other positions. With `convolutions` the patches are what convolutions make
-    of the picture: they see a little of their neighbours.
+    With `positions="learned"` in the config's `patches` a vector of the patch's row and one of its column are added
+    here; with `"rotary"` the encoder rotates queries and keys by both (`AxialRotary`). With `convolutions` the patches
+    are what convolutions make of the picture: they see a little of their neighbours.
 
     >>> import torch
     >>> from clearhead.model import Encoder

@@ -41,15 +41,12 @@ FAMILIES = {
 def from_huggingface(folder: str | Path) -> Model:
     """The model in a local Hugging Face checkpoint, in evaluation mode and at the checkpoint's precision.
 
-    BERT, RoBERTa and XLM-RoBERTa give an Encoder, with the masked-word head where the checkpoint has one
-    (without it, `logits` are products with the word vectors); for sequence or token classification they give a
-    Classifier or TokenClassifier; GPT-2, Llama, Mistral and Qwen2 a Decoder;
-    Marian an EncoderDecoder. Only config.json and safetensors files are read, one tensor at a time: no
-    pickle, no network. Where tensors differ in precision, the model has the widest.
-
-    What cannot be expressed is refused by name, and so is a tensor that the model has no use for. Two
-    exceptions: BERT's pooler and next-sentence head are left out, like tables that are computed anew; and
-    heads for other tasks are left out with a warning that names them.
+    BERT, RoBERTa and XLM-RoBERTa give an Encoder, with the masked-word head if there is one, or a Classifier or
+    TokenClassifier; GPT-2, Llama, Mistral and Qwen2 a Decoder; Marian an EncoderDecoder. Only config.json and
+    safetensors files are read, one tensor at a time: no pickle, no network. Tensors of several precisions get the
+    widest. What cannot be expressed is refused by name, and so is a tensor that the model has no use for. Only BERT's
+    pooler and next-sentence head and tables that are computed anew are left out, and heads of other tasks with a
+    warning.
 
     Positions are counted from 0 whatever the padding; with padding on the left pass `positions=`. Dropout is
     one number here, that of the residuals, and acts inside the feed-forward too.
