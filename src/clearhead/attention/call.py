@@ -155,7 +155,7 @@ def _check_devices(call: Call) -> None:
     for name, tensor in (*named, ("bias", bias), ("scale", call.scale), ("sinks", call.sinks)):
         if isinstance(tensor, Tensor) and tensor.device != call.q.device:
             raise DeviceError(
-                f"the {name} is on {tensor.device}, q on {call.q.device}; move it with {name}.to({str(call.q.device)!r})"
+                f"the {name} is on {tensor.device}, q on {call.q.device}; move it with {name}.to('{call.q.device}')"
             )
 
 

@@ -277,15 +277,10 @@ def _select_rows(linear: nn.Module, x: Tensor, rows: slice) -> Tensor:
     if not isinstance(linear, nn.Linear):  # such as an adapter around one, which shows the weight of that as its own
         whole: Tensor = linear(x)
         return whole[..., rows]
-    bias: Tensor | None = linear.bias
-    return F.linear(x, effective_weight(linear)[rows], None if bias is None else bias[rows])
-
-
-def effective_weight(linear: nn.Linear) -> Float[Tensor, "outputs inputs"]:
-    """The matrix that a linear layer multiplies with: its weight, and what an adapter (model/lora.py) adds to it."""
-    adapted = getattr(linear, "effective_weight", None)
+    adapted = getattr(linear, "effective_weight", None)  # with what an adapter (model/lora.py) adds to it
     weight: Tensor = linear.weight if adapted is None else adapted()
-    return weight
+    bias: Tensor | None = linear.bias
+    return F.linear(x, weight[rows], None if bias is None else bias[rows])
 
 
 def _copy_torch(ours: MultiHeadAttention, theirs: nn.MultiheadAttention, *, back: bool) -> None:

@@ -100,10 +100,7 @@ class PointerGenerator(EncoderDecoder):
         return mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()
 
     def token_scores(
-        self,
-        source: Int[Tensor, "batch source"],
-        target: Int[Tensor, "batch target"],
-        source_mask: Mask | None = None,
+        self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"], source_mask: Mask | None = None
     ) -> Float[Tensor, "batch target vocabulary"]:
         keys = None if source_mask is None else as_mask(source_mask).of_keys()
         context = self.encode(source, source_mask)

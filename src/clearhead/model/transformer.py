@@ -254,10 +254,7 @@ class EncoderDecoder(_Model):
         return hidden
 
     def token_scores(
-        self,
-        source: Int[Tensor, "batch source"],
-        target: Int[Tensor, "batch target"],
-        source_mask: Mask | None = None,
+        self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"], source_mask: Mask | None = None
     ) -> Float[Tensor, "batch target vocabulary"]:
         """Scores of the next token after each token of the target, before the softmax, in one forward pass."""
         return self.logits(self(source, target, source_mask))

@@ -72,13 +72,7 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     @_disable_autocast
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sinks: Tensor | None,
-        parameter: Tensor | None,
-        options: Options,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, parameter: Tensor | None, options: Options
     ) -> Tensor:
         work = _TileArithmetic(q, k, v, sinks, options)
         out = v.new_zeros(*q.shape[:3], v.shape[3])

@@ -43,13 +43,7 @@ def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> Checkp
     trunk = mapping.find_trunk(names, "bert." if bert else "roberta.")
     settings.require(is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
     values = settings.read_fields(
-        KEYS,
-        activation="gelu",
-        norm_epsilon=1e-12,
-        segments=2,
-        tie_embeddings=True,
-        dropout=0.1,
-        attention_dropout=0.1,
+        KEYS, activation="gelu", norm_epsilon=1e-12, segments=2, tie_embeddings=True, dropout=0.1, attention_dropout=0.1
     )
     # RoBERTa's positions start after the padding token's id, ours at 0: the rows before are never used.
     skipped = 0 if bert else settings.read_int("pad_token_id", 1, least=0) + 1

@@ -142,8 +142,7 @@ def _check_unused(left: Iterable[str], mapping: CheckpointMapping, folder: Path)
         )
     if left:
         warnings.warn(
-            f"{folder}: {format_names(left)} ignored: only the base model is read, not its task head",
-            stacklevel=5,
+            f"{folder}: {format_names(left)} ignored: only the base model is read, not its task head", stacklevel=5
         )
 
 
