@@ -125,14 +125,7 @@ class PatchEmbedding(nn.Module):
 
 
 class PictureToText(EncoderDecoder):
-    """Encoder-decoder Transformer for captions: the decoder attends to the encoded patches of a picture.
-
-    >>> import torch
-    >>> config = ModelConfig.named("tiny", vocabulary=11, patches={"size": 4, "rows": 2, "columns": 3})
-    >>> model = PictureToText(config)
-    >>> model(torch.rand(5, 3, 8, 12), torch.tensor([[4, 7]] * 5)).shape
-    torch.Size([5, 2, 128])
-    """
+    """Encoder-decoder Transformer for captions: the decoder attends to the encoded patches of a picture."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

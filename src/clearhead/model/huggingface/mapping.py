@@ -14,7 +14,6 @@ from clearhead.model.config import ModelConfig
 from clearhead.model.huggingface.config_json import HuggingFaceConfig
 from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder
 
-Model = Encoder | Decoder | EncoderDecoder
 Layout = Literal["same", "transposed", "row"]
 
 

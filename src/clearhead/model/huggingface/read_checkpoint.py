@@ -18,22 +18,19 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from clearhead.errors import CheckpointError, ConfigError
+from clearhead.model import Model
 from clearhead.model.devices import empty_weights
 from clearhead.model.huggingface import bert, gpt2, llama, marian
 from clearhead.model.huggingface.config_json import CONFIG, HuggingFaceConfig
-from clearhead.model.huggingface.mapping import CheckpointMapping, Model, ParameterMapping
+from clearhead.model.huggingface.mapping import CheckpointMapping, ParameterMapping
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # By model_type, the function that maps a checkpoint of this family to one of our models.
 FAMILIES = {
-    "bert": bert.map_checkpoint,
-    "roberta": bert.map_checkpoint,
-    "xlm-roberta": bert.map_checkpoint,
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), bert.map_checkpoint),
     "gpt2": gpt2.map_checkpoint,
-    "llama": llama.map_checkpoint,
-    "mistral": llama.map_checkpoint,
-    "qwen2": llama.map_checkpoint,
+    **dict.fromkeys(("llama", "mistral", "qwen2"), llama.map_checkpoint),
     "marian": marian.map_checkpoint,
 }
 

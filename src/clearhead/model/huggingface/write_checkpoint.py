@@ -14,11 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead.errors import CheckpointError
+from clearhead.model import Model
 from clearhead.model.config import FIELDS
 from clearhead.model.devices import empty_weights
 from clearhead.model.huggingface import bert, gpt2, llama, marian
 from clearhead.model.huggingface.config_json import CONFIG, HuggingFaceConfig
-from clearhead.model.huggingface.mapping import CheckpointForm, Model
+from clearhead.model.huggingface.mapping import CheckpointForm
 from clearhead.model.huggingface.read_checkpoint import WEIGHTS, format_names
 from clearhead.model.lora import DOWN, UP
 from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder
