@@ -52,7 +52,7 @@ def look(
     if out is None and (heads or part is not None or without):
         raise ConfigError("--heads, --part and --without are for --out: the server's page has all of them")
     import_torch(threads)
-    from clearhead.explore import subjects
+    from clearhead.explore import open_record, subjects
     from clearhead.explore.page_file import check_page_path
 
     if out is not None:
@@ -66,7 +66,7 @@ def look(
         if show:
             _open_browser(written.resolve().as_uri())
         return
-    with subjects.serve_subject(opened, port=port) as server:
+    with open_record(opened.record, title=opened.title, live=opened.live, port=port, browser=False) as server:
         print_output(server.url)
         flush_output()
         print_message("open this address in a browser on this machine; Ctrl-C ends it")
@@ -103,10 +103,10 @@ def figures(
     if lesson == (subject is not None):
         raise ConfigError("give a MODEL and an INPUT, or a RECORD, or --lesson for figures that need none of them")
     import_torch(threads)
-    from clearhead.explore.figures import figure_set, record_names
+    from clearhead.explore.figures import figure_set, weight_grid
 
     figure_set.check_figure_folder(out, kind)
-    record_names.check_row_naming(rows)
+    weight_grid.check_row_naming(rows)
     if lesson:
         planned = figure_set.list_lesson_figures()
     else:

@@ -1,4 +1,4 @@
-"""Heat maps: one head, all heads of a layer, several attentions side by side, the alignment of a translation."""
+"""Heat maps: one head, all heads of a layer, the alignment of a translation."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from clearhead.errors import ShapeError
-from clearhead.explore.figures import fonts, record_names, style, tick_labels
-from clearhead.explore.figures.record_names import Texts
+from clearhead.explore.figures import style, tick_labels, weight_grid
+from clearhead.explore.figures.label_text import measure_width
 from clearhead.explore.figures.weight_grid import (
     MAX_LABELS,
     Source,
+    Texts,
     WeightGrid,
     describe_heads,
     list_heads,
     make_grid,
 )
-from clearhead.lens import Forward, Record, Sight
+from clearhead.lens import Sight
 
 MAX_NUMBERED = 20  # tokens a side with numbers in their cells
-MAX_EQUAL_CELLS = 32  # tokens a side of maps side by side that share one size of cells
 MAX_VECTOR = 40  # cells a side that are drawn as vectors
 PANEL_CELLS = 160  # cells a side of one map among many
 
@@ -89,21 +89,21 @@ def describe_rows(source: Source, when: str | None) -> str:
     """Whether rows are named by tokens written or read, in words; "" if there is no choice."""
     if not isinstance(source, Sight):
         return ""
-    if record_names.get_written_texts(source, when):
+    if weight_grid.get_written_texts(source, when):
         return "is being written"
-    by_choice = when == "read" and record_names.get_written_texts(source, "written")
+    by_choice = when == "read" and weight_grid.get_written_texts(source, "written")
     return "has just been read" if source.cross or by_choice else ""
 
 
 def _choose_row_naming(sight: Sight, head: int | None, sample: int) -> str:
     """The naming of rows, "written" or "read", with more weight from punctuation to punctuation."""
     cells = make_grid(sight, head, sample=sample)
-    columns = record_names.find_punctuation(cells.keys.texts)
+    columns = weight_grid.find_punctuation(cells.keys.texts)
     if not cells.exact or not any(columns):
         return "written"
     scores = dict[str, float]()
     for when in ("written", "read"):
-        if rows := record_names.find_punctuation(record_names.get_query_texts(sight, sample, when)):
+        if rows := weight_grid.find_punctuation(weight_grid.get_query_texts(sight, sample, when)):
             scores[when] = float(cells.values[np.ix_(rows, columns)].sum())
     return max(scores, key=lambda when: scores[when], default="written")
 
@@ -133,7 +133,7 @@ def head_grid(
     columns = min(len(numbers), 4 if len(numbers) <= 16 else 8)
     rows = ceil(len(numbers) / columns)
     with style.figure_style():
-        size = _panel_size(grids[0], max(fonts.measure_width(words, style.SMALL) for words in titles))
+        size = _panel_size(grids[0], max(measure_width(words, style.SMALL) for words in titles))
         beside, above = _measure_labels(grids[0], size)
         wide, high = columns * (size.width + 0.15) + beside, rows * (size.height + 0.36) + above
         figure = style.make_figure(wide + 1.1, high + 1.1, boxes=True)
@@ -146,30 +146,7 @@ def head_grid(
         for axes in panels.flat[len(numbers) :]:
             axes.set_axis_off()
         default = source.name if isinstance(source, Sight) else ""
-        _finish(figure, grids[:1], norm, default if title is None else title)
-    return figure
-
-
-def side_by_side(
-    source: Record | Forward, *, sample: int = 0, when: str | None = None, title: str | None = None
-) -> Figure:
-    """The last layer of each kind of attention, side by side: heat maps of the mean of all heads."""
-    forward = record_names.get_call(source)
-    sights = [forward[names[-1]] for names in record_names.group_by_kind(forward.names).values()]
-    grids = [make_grid(sight, sample=sample, when=when, most=2 * PANEL_CELLS) for sight in sights]
-    with style.figure_style():
-        sizes = _equal_sizes(grids)
-        labels = [_measure_labels(cells, size) for cells, size in zip(grids, sizes, strict=True)]
-        width = sum(size.width + beside + 0.35 for size, (beside, _) in zip(sizes, labels, strict=True))
-        height = max(size.height + above for size, (_, above) in zip(sizes, labels, strict=True))
-        figure = style.make_figure(width + 1.0, height + 1.3, boxes=True)
-        panels = figure.subplots(1, len(grids), squeeze=False, width_ratios=[size.width for size in sizes])
-        norm, numbered = _make_norm(grids), all(map(_is_numbered, grids))
-        for axes, cells, size, sight in zip(panels.flat, grids, sizes, sights, strict=True):
-            _draw_map(axes, cells, norm, size, numbered=numbered)
-            axes.set_anchor("N")
-            axes.set_title(describe_heads(sight, None), fontsize=style.TEXT, pad=8)
-        _finish(figure, grids, norm, title)
+        _finish(figure, grids[0], norm, default if title is None else title)
     return figure
 
 
@@ -186,7 +163,7 @@ def _draw_single(cells: WeightGrid, title: str, words: tuple[str, str], *, frame
         axes.xaxis.set_label_position("top")
         if framed:
             _frame_strongest(axes, cells)
-        _finish(figure, [cells], norm, title)
+        _finish(figure, cells, norm, title)
     return figure
 
 
@@ -226,17 +203,15 @@ def _frame_strongest(axes: Axes, cells: WeightGrid) -> None:
             axes.add_patch(Rectangle(corner, 1, 1, zorder=3, clip_on=False, **look))
 
 
-def _finish(figure: Figure, grids: Sequence[WeightGrid], norm: Normalize, title: str | None) -> None:
+def _finish(figure: Figure, cells: WeightGrid, norm: Normalize, title: str | None) -> None:
     """Adds the colour bar, the title and the notes."""
-    exact = all(cells.exact for cells in grids)
     scale = ScalarMappable(norm, style.current_theme().sequential)
-    style.add_colour_bar(figure, scale, figure.get_axes(), "attention weight" if exact else "share of attention")
-    sides = [axis for cells in grids for axis in (cells.queries, cells.keys) if axis.labelled]
-    texts = [text for axis in sides for text in axis.texts or ()]
-    blocks = sorted({(cells.queries.block, cells.keys.block) for cells in grids if not cells.exact})
-    meaning = "the sum over its keys, averaged over its queries"
-    notes = [f"A cell is {rows} × {columns} tokens: {meaning}." for rows, columns in blocks]
-    style.write_title(figure, title, [*notes, style.note_missing_fonts(texts), style.CAVEAT])
+    label = "attention weight" if cells.exact else "share of attention"
+    style.add_colour_bar(figure, scale, figure.get_axes(), label)
+    texts = [text for axis in (cells.queries, cells.keys) if axis.labelled for text in axis.texts or ()]
+    size = f"{cells.queries.block} × {cells.keys.block} tokens"
+    meaning = "" if cells.exact else f"A cell is {size}: the sum over its keys, averaged over its queries."
+    style.write_title(figure, title, [meaning, style.note_missing_fonts(texts), style.CAVEAT])
 
 
 def _make_norm(grids: Sequence[WeightGrid]) -> Normalize:
@@ -265,15 +240,6 @@ def _panel_size(cells: WeightGrid, widest: float) -> PlotSize:
         return PlotSize(max(columns * side, widest), max(rows * side, 0.7))
     size = _fit_into(1.9, rows, columns)
     return PlotSize(max(size.width, widest), size.height)
-
-
-def _equal_sizes(grids: Sequence[WeightGrid]) -> list[PlotSize]:
-    """Sizes of maps side by side: equal cells if all maps are small, else equal maps."""
-    longest = max(max(cells.values.shape) for cells in grids)
-    if all(cells.exact for cells in grids) and longest <= MAX_EQUAL_CELLS:
-        side = 0.4 if longest <= MAX_NUMBERED else 0.17
-        return [PlotSize(columns * side, rows * side) for rows, columns in (cells.values.shape for cells in grids)]
-    return [_fit_into(4.6, *cells.values.shape) for cells in grids]
 
 
 def _fit_into(inches: float, rows: int, columns: int) -> PlotSize:

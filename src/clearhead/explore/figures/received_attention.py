@@ -1,4 +1,4 @@
-"""Attention received by each token: the text shaded by it, and a bar chart."""
+"""Attention received by each token, as bars and shades of the text, and by each sentence of a summarised text."""
 
 from __future__ import annotations
 
@@ -6,22 +6,30 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
-from torch import Tensor
 
 from clearhead.errors import RecordError, ShapeError
-from clearhead.explore.figures import fonts, record_names, style, tick_labels
-from clearhead.explore.figures.label_text import make_drawable, make_labels
-from clearhead.explore.figures.record_names import Texts
-from clearhead.explore.figures.weight_grid import GridAxis, Source, describe_heads, list_heads, select_weights
+from clearhead.explore.figures import style, tick_labels
+from clearhead.explore.figures.label_text import make_drawable, make_labels, measure_width, wrap_text
+from clearhead.explore.figures.weight_grid import (
+    GridAxis,
+    Source,
+    Texts,
+    describe_heads,
+    get_call,
+    get_key_texts,
+    list_heads,
+    select_weights,
+)
 from clearhead.explore.token_axis import display_tokens
-from clearhead.lens import Sight
+from clearhead.lens import Forward, Record, Sight
+from clearhead.tasks.summarisation.source_coverage import SentenceCoverage, SourceCoverage, measure_coverage
 
 MAX_SHADED = 400  # tokens
 WIDTH = 8.4  # inches
@@ -29,6 +37,10 @@ LINE, FONT_SIZE = 0.28, 10.0  # inches, points
 PEAKS = 8  # tokens of a long text that are labelled
 MAX_BARS = 400  # of a long text, so that each is wide enough to be seen
 MAX_RATIO = 30  # of the largest value to the mean, above which the scale is logarithmic
+TEXT_WIDTH, BAR_WIDTH = 4.6, 3.4  # inches: of the sentences of a text, and of their shares
+TEXT_LINE, SENTENCE_GAP = 0.19, 0.14  # inches
+MAX_SENTENCES = 24  # of a longer text those with the most attention are drawn
+MAX_LETTERS = 180  # of a sentence
 
 
 def received(
@@ -41,7 +53,7 @@ def received(
     """
     values = _sum_received(source, head, sample)
     if isinstance(source, Sight) and tokens is None:
-        tokens = record_names.get_key_texts(source, sample)
+        tokens = get_key_texts(source, sample)
     if not len(values) or (tokens is not None and len(tokens) < len(values)):
         raise ShapeError(f"{len(tokens or ())} tokens are given for {len(values)} keys; give one for each")
     axis = GridAxis(range(len(values)), 1, None if tokens is None else tokens[: len(values)])
@@ -66,21 +78,6 @@ def received(
     return figure
 
 
-def shaded_text(
-    values: Sequence[float] | Float[Tensor, " tokens"], tokens: Sequence[str | None], *, title: str | None = None
-) -> Figure:
-    """A text whose tokens are shaded by non-negative numbers, such as the weights of one query."""
-    numbers = np.asarray(values, dtype=float)
-    if len(numbers) != len(tokens) or not len(tokens):
-        raise ShapeError(f"{len(numbers)} numbers for {len(tokens)} tokens; give one for each")
-    with style.figure_style():
-        lines = _break_lines(tokens)
-        figure = style.make_figure(WIDTH + 0.4, LINE * len(lines) + 0.9)
-        _draw_text(figure.subplots(), lines, numbers, style.make_norm(float(numbers.max()), exact=False))
-        style.write_title(figure, title, [style.note_missing_fonts(tokens)])
-    return figure
-
-
 def _sum_received(source: Source, head: int | None, sample: int) -> NDArray[np.float64]:
     if not isinstance(source, Sight):
         sums = select_weights(source, head, sample).sum(0)
@@ -102,7 +99,7 @@ def _break_lines(tokens: Sequence[str | None]) -> list[list[Placed]]:
     end = 0.0
     for index, (token, word) in enumerate(zip(tokens, display_tokens([text or "" for text in tokens]), strict=True)):
         text = make_drawable(word.shown if token else "", 24)
-        wide = fonts.measure_width(text, FONT_SIZE) + 0.1
+        wide = measure_width(text, FONT_SIZE) + 0.1
         begin = end + (0.0 if word.glued else 0.07) if lines[-1] else 0.0
         if lines[-1] and begin + wide > WIDTH:
             lines.append([])
@@ -180,3 +177,62 @@ def _label_peaks(axes: Axes, axis: GridAxis, values: NDArray[np.float64]) -> Non
     low, high = axes.get_ylim()
     top = float(values.max())  # labels stand in the upper third
     axes.set_ylim(low, low * (top / low) ** 1.5 if axes.get_yscale() == "log" else max(high, 1.5 * top))
+
+
+def coverage(source: Record | Forward, *, sample: int = 0, title: str | None = None) -> Figure:
+    """Each sentence of the source, its share of the decoder's cross-attention, and how many tokens were attended to.
+
+    The attention is the mean of all heads of all decoder layers, summed over the tokens of the answer. A text of more
+    than 24 sentences is drawn by the 24 with the most attention.
+    """
+    measured = record_coverage(source, sample=sample)
+    ranked = sorted(measured.sentences, key=lambda sentence: -sentence.attention)[:MAX_SENTENCES]
+    sentences = sorted(ranked, key=lambda sentence: sentence.tokens.start)
+    with style.figure_style():
+        texts = [make_drawable(sentence.text, MAX_LETTERS) for sentence in sentences]
+        lines = [wrap_text(text, TEXT_WIDTH, style.TEXT) or [""] for text in texts]
+        heights = [TEXT_LINE * len(wrapped) + SENTENCE_GAP for wrapped in lines]
+        figure = style.make_figure(TEXT_WIDTH + BAR_WIDTH + 0.6, sum(heights) + 1.3)
+        _draw_shares(figure.subplots(), sentences, lines, heights)
+        notes = [f"{measured.attended:.0%} of the text's tokens got at least an even share of the attention."]
+        if len(sentences) < len(measured.sentences):
+            notes.append(f"The {len(sentences)} of {len(measured.sentences)} sentences with the most attention.")
+        notes.append(style.note_missing_fonts([sentence.text for sentence in sentences]))
+        style.write_title(figure, title or "What the summary covers of the text", notes)
+    return figure
+
+
+def record_coverage(source: Record | Forward, *, sample: int = 0) -> SourceCoverage:
+    """The coverage of the source text in one recorded call, from what its tokens received in all cross-attentions."""
+    forward = get_call(source)
+    sights = [forward[name] for name in forward.names if forward[name].cross]
+    received = [sight.received for sight in sights if sight.received is not None]
+    if not sights or len(received) < len(sights):
+        raise RecordError("coverage needs the measure `received` of cross-attention; record an encoder-decoder again")
+    texts = get_key_texts(sights[0], sample)
+    if texts is None:
+        raise RecordError("the source tokens of this record are not known; label it first: record.label(source=…)")
+    pieces = [text or "" for text in texts]
+    last = len(pieces) - 1 if pieces and pieces[-1] == "</s>" else len(pieces)  # the end is no part of the text
+    mean = torch.stack([sums[sample].double().mean(0) for sums in received]).mean(0)
+    return measure_coverage(mean[:last], pieces[:last])
+
+
+def _draw_shares(axes: Axes, sentences: list[SentenceCoverage], lines: list[list[str]], heights: list[float]) -> None:
+    theme, top = style.current_theme(), 0.0
+    largest = max((sentence.attention for sentence in sentences), default=0.0) or 1.0
+    begin, scale = TEXT_WIDTH + 0.15, (BAR_WIDTH - 1.55) / largest
+    small: Any = {"fontsize": style.SMALL, "color": theme.muted}
+    for sentence, wrapped, height in zip(sentences, lines, heights, strict=True):
+        text, middle, length = "\n".join(wrapped), top + height / 2, sentence.attention * scale
+        axes.text(TEXT_WIDTH, middle, text, ha="right", va="center", fontsize=style.TEXT, parse_math=False)
+        colour = theme.sequential(0.15 + 0.75 * sentence.attention / largest)
+        axes.barh(middle, length, left=begin, height=min(0.3, height * 0.7), color=colour)
+        tokens = sentence.tokens.stop - sentence.tokens.start
+        label = f"{sentence.attention:.0%} · {round(sentence.attended * tokens)} of {tokens} tokens"
+        axes.text(begin + length + 0.08, middle, label, va="center", **small)
+        top += height
+    axes.plot([begin, begin], [0, top], color=theme.grid, linewidth=1.0)
+    axes.set(xlim=(0, TEXT_WIDTH + BAR_WIDTH), ylim=(top or 1.0, 0))
+    axes.set_axis_off()
+    axes.text(begin, -0.12, "share of the attention · tokens attended to", **small)

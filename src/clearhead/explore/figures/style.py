@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, SupportsFloat
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, PowerNorm, to_hex, to_rgb
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, PowerNorm, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.typing import ColorType
 
 from clearhead.errors import ConfigError
-from clearhead.explore.figures import fonts, label_text
+from clearhead.explore.figures import label_text
 from clearhead.formatting import suggest_name
 from clearhead.storage import atomic_file
 
@@ -49,17 +49,12 @@ class Theme(NamedTuple):
     diverging: Colormap  # around 0
     cyclic: Colormap  # angles
     categorical: tuple[str, ...]  # after Paul Tol
-    sequential_lines: Colormap  # for lines in an order, such as layers
     line_hues: Colormap  # lines between tokens, from the first key to the last
     dark: bool = False
 
 
 def _make_colormap(*colours: str) -> Colormap:
     return LinearSegmentedColormap.from_list("clearhead", colours)
-
-
-def _cut_colormap(whole: Colormap, first: float, last: float) -> Colormap:
-    return _make_colormap(*(to_hex(whole(first + (last - first) * step / 32)) for step in range(33)))
 
 
 LIGHT = Theme(
@@ -72,7 +67,6 @@ LIGHT = Theme(
     diverging=_make_colormap("#0b3c7d", "#5b93c9", "#f7f7f5", "#dd8452", "#7a2408"),
     cyclic=matplotlib.colormaps["twilight"],
     categorical=("#332288", "#cc6677", "#117733", "#88ccee", "#882255", "#ddcc77", "#44aa99", "#aa4499", "#999933"),
-    sequential_lines=_cut_colormap(matplotlib.colormaps["viridis"], 0.0, 0.88),
     line_hues=_make_colormap(*LINE_COLOURS[0]),
 )
 DARK = Theme(
@@ -85,13 +79,10 @@ DARK = Theme(
     diverging=_make_colormap("#9fd0ff", "#3f7cb8", "#20242c", "#c8683a", "#ffd9bd"),
     cyclic=matplotlib.colormaps["twilight_shifted"],
     categorical=("#77aadd", "#ee8866", "#44bb99", "#99ddff", "#ffaabb", "#eedd88", "#bbcc33", "#dd99dd", "#aaaa00"),
-    sequential_lines=_cut_colormap(matplotlib.colormaps["viridis"], 0.3, 1.0),
     line_hues=_make_colormap(*LINE_COLOURS[1]),
     dark=True,
 )
 THEMES = {"light": LIGHT, "dark": DARK}
-
-DASHES = ("-", "--", "-.", ":")
 
 _current: ContextVar[Theme] = ContextVar("theme", default=LIGHT)
 
@@ -117,7 +108,7 @@ def figure_style() -> Iterator[Theme]:
     """Context manager: applies the theme's fonts and colours; dollar signs are not read as formulas."""
     theme = current_theme()
     settings: Any = {
-        "font.family": list(fonts.list_families()),
+        "font.family": list(label_text.list_families()),
         "font.size": TEXT,
         "text.parse_math": False,
         "text.usetex": False,

@@ -9,8 +9,7 @@ from math import floor, log10
 from matplotlib.axes import Axes
 from matplotlib.text import Text
 
-from clearhead.explore.figures import fonts
-from clearhead.explore.figures.label_text import make_axis_labels, stack_characters
+from clearhead.explore.figures.label_text import make_axis_labels, measure_width, stack_characters
 from clearhead.explore.figures.style import SMALL, TEXT
 from clearhead.explore.figures.weight_grid import GridAxis
 
@@ -45,7 +44,7 @@ def write_key_labels(axes: Axes, axis: GridAxis, pitch: float, *, top: bool = Tr
 def measure_query_labels(axis: GridAxis, pitch: float) -> float:
     """The width in inches of the labels of queries."""
     points, (_, words) = _font_size(axis, pitch), _place_labels(axis, pitch)
-    return max((fonts.measure_width(word, points) for word in words), default=0.0)
+    return max((measure_width(word, points) for word in words), default=0.0)
 
 
 def measure_key_labels(axis: GridAxis, pitch: float) -> float:
@@ -53,7 +52,7 @@ def measure_key_labels(axis: GridAxis, pitch: float) -> float:
     _, words = _place_labels(axis, pitch)
     points, flat = _fit_one_line(words, axis, pitch)
     upright = [] if flat else [_stack_short(word) for word in words]
-    turned = [fonts.measure_width(word, points) for word in upright if _is_rotated(word, points, pitch)]
+    turned = [measure_width(word, points) for word in upright if _is_rotated(word, points, pitch)]
     return max([points * 1.25 / 72 * (word.count("\n") + 1) for word in upright or [""]] + turned)
 
 
@@ -94,14 +93,14 @@ def _fit_one_line(words: Sequence[str], axis: GridAxis, pitch: float) -> tuple[f
     points = _font_size(axis, pitch)
     if not _has_all_labels(axis, pitch):
         return points, True
-    fitting = points * (pitch - GAP) / max(fonts.measure_width(word, points) for word in words)
+    fitting = points * (pitch - GAP) / max(measure_width(word, points) for word in words)
     return (min(points, fitting), True) if fitting >= MIN_FONT else (points, False)
 
 
 def _is_rotated(word: str, points: float, pitch: float) -> bool:
     """Whether a label is rotated: not single characters, nor pairs that fit."""
     letters = len(unicodedata.normalize("NFC", word))
-    return "\n" not in word and letters > 1 and (letters > 2 or fonts.measure_width(word, points) > pitch - GAP)
+    return "\n" not in word and letters > 1 and (letters > 2 or measure_width(word, points) > pitch - GAP)
 
 
 def _stack_short(word: str) -> str:
