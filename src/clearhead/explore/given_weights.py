@@ -89,7 +89,7 @@ def _read_layers(weights: Any) -> list[Float[Tensor, "heads queries keys"]]:
         low, high = float(finite.min()), float(finite.sum(-1).max())
         if low < 0 or high > 1 + TOLERANCE:
             numbers = f"a weight of {low:.6g} and a sum of {high:.6g} in layer {number}"
-            raise DataError(f"the weights of a row are positive and sum to at most 1, got {numbers}; apply the softmax")
+            raise DataError(f"weights are 0 or more and sum to at most 1 in a row, got {numbers}; apply the softmax")
     return layers
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from torch import Tensor
 
 from clearhead.errors import LensError, RecordError
@@ -36,10 +36,7 @@ NUMBER_FORMAT = "place and choice must be whole numbers"
 TOKENS_FORMAT = 'name the tokens by text and position, as {"source": [3, 4]}'
 
 
-Content = TypeVar("Content")
-
-
-class _HeadsOff(TypedDict):
+class _HeadsOff(BaseModel):
     """Heads of one attention that are switched off."""
 
     name: str
@@ -331,7 +328,7 @@ def _read_integer(query: Mapping[str, str], name: str, default: int | None = Non
     return int(text)
 
 
-def _read_content(content: Any, kind: type[Content], description: str) -> Content:
+def _read_content(content: Any, kind: Any, description: str) -> Any:
     """A part of a request, checked to be of this kind."""
     try:
         return TypeAdapter(kind).validate_python(content, strict=True)
@@ -343,5 +340,5 @@ def _read_heads(off: Any) -> dict[str, list[int]]:
     """[{"name": …, "heads": […]}] as a dictionary; `ablate` checks that these heads exist."""
     heads: dict[str, list[int]] = {}
     for part in _read_content(off, list[_HeadsOff], HEADS_FORMAT):
-        heads[part["name"]] = sorted({*heads.get(part["name"], []), *part["heads"]})
+        heads[part.name] = sorted({*heads.get(part.name, []), *part.heads})
     return heads

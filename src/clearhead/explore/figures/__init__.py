@@ -6,7 +6,6 @@ from clearhead.explore.figures.confusion import confusion_matrix
 from clearhead.explore.figures.heatmaps import alignment, head_grid, head_map
 from clearhead.explore.figures.lesson_figures import Cost, cost, measure_costs, positional_encodings, saturation
 from clearhead.explore.figures.media_figures import sound_alignment, word_overlays
-from clearhead.explore.figures.received_attention import coverage, received
 from clearhead.explore.figures.style import save, theme
 
 __all__ = [
@@ -14,14 +13,12 @@ __all__ = [
     "alignment",
     "confusion_matrix",
     "cost",
-    "coverage",
     "head_atlas",
     "head_grid",
     "head_map",
     "lines",
     "measure_costs",
     "positional_encodings",
-    "received",
     "saturation",
     "save",
     "sound_alignment",

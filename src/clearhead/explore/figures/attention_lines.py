@@ -44,18 +44,17 @@ def lines(
     sample: int = 0,
     queries: Texts = None,
     keys: Texts = None,
-    when: str | None = None,
     title: str | None = None,
 ) -> Figure:
     """Lines from the tokens that are looked at, above, to those that look, below: as thick as the weights.
 
     `head` is one head or several, of which the mean is drawn; by default all. `source` is a Sight, or weights as for
-    `head_map`, of at most 64 tokens a side; weights below 0.02 have no line. `when` names a decoder's rows as there.
+    `head_map`, of at most 64 tokens a side; weights below 0.02 have no line.
     """
     heads = [head] if head is None or isinstance(head, int) else head
     if not heads:
         raise ShapeError("there are no heads to draw")
-    grids = [make_grid(source, number, sample=sample, queries=queries, keys=keys, when=when) for number in heads]
+    grids = [make_grid(source, number, sample=sample, queries=queries, keys=keys) for number in heads]
     mean: NDArray[np.float64] = np.mean([cells.values for cells in grids], axis=0)
     cells = WeightGrid(mean, grids[0].queries, grids[0].keys)
     rows, columns = len(cells.queries.positions), len(cells.keys.positions)
@@ -64,7 +63,7 @@ def lines(
             f"lines are for texts of at most {MAX_TOKENS} tokens a side, got {rows} queries × {columns} keys; "
             "head_map draws longer ones"
         )
-    looks = describe_rows(source, when if queries is None else None) or "looks"
+    looks = describe_rows(source) or "looks"
     with style.figure_style():
         figure = _draw_figure(cells)
         texts = [*(cells.queries.texts or ()), *(cells.keys.texts or ())]

@@ -109,20 +109,12 @@ def find_missing_character(texts: Iterable[str | None]) -> str:
 
 
 def stack_characters(label: str) -> str:
-    """A label of Chinese characters from top to bottom; any other label unchanged.
-
-    >>> stack_characters("人工"), stack_characters("word")
-    ('人\\n工', 'word')
-    """
+    """A label of Chinese characters from top to bottom; any other label unchanged."""
     return "\n".join(label) if label and all(is_wide(letter) for letter in label) else label
 
 
 def wrap_text(text: str, inches: float, points: float) -> list[str]:
-    """Lines no wider than `inches` at a font size in points; Chinese may be broken anywhere.
-
-    >>> wrap_text("one two three", 0.6, 10.0)
-    ['one two', 'three']
-    """
+    """Lines no wider than `inches` at a font size in points; Chinese may be broken anywhere."""
     lines, room = [""], inches
     for part in re.findall(r"\s*(?:[^\s\u2e80-\uffef]+|\S)", text):
         wide = measure_width(part, points)

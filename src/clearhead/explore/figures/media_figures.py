@@ -94,8 +94,6 @@ def _draw_letters(axes: Axes, media: SoundInput, words: _Words, norm: Normalize)
     axes.set(ylim=(count - 0.5, -0.5), xlim=(media.start, max(edges[-1], heard)))
     step = ceil(count / MAX_LABELS)
     axes.set_yticks(range(0, count, step), words.labels[::step], fontsize=style.SMALL)
-    for text in axes.get_yticklabels():
-        text.set_parse_math(False)
     axes.set_xlabel("seconds", fontsize=style.SMALL, color=theme.muted)
     axes.spines[:].set_visible(False)
 
@@ -144,7 +142,7 @@ def _draw_picture(axes: Axes, pixels: UInt8[np.ndarray, "height width 3"], label
     axes.imshow(pixels, interpolation="nearest")
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set(visible=True, color=style.current_theme().grid)
-    axes.set_title(label, fontsize=style.SMALL, pad=3).set_parse_math(False)
+    axes.set_title(label, fontsize=style.SMALL, pad=3)
 
 
 def _draw_spectrogram(axes: Axes, media: SoundInput) -> None:
@@ -171,8 +169,7 @@ def _draw_spikes(axes: Axes, media: SoundInput, inches: float) -> None:
     times = [media.start + (position + 0.5) * media.position_seconds for position, _, _ in media.spikes]
     axes.vlines(times, 0, [chance for _, _, chance in media.spikes], color=theme.highlight, linewidth=1.4)
     for time, label, chance in _join_spikes(media, inches):
-        text = axes.text(time, chance + 0.06, label, ha="center", va="bottom", fontsize=style.SMALL)
-        text.set_parse_math(False)
+        axes.text(time, chance + 0.06, label, ha="center", va="bottom", fontsize=style.SMALL)
     axes.set(ylim=(0, 1.75), yticks=[])
     axes.spines[["top", "left", "right"]].set_visible(False)
     axes.tick_params(labelbottom=False)

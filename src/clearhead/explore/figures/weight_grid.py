@@ -12,7 +12,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clearhead.errors import ConfigError, RecordError, ShapeError
+from clearhead.errors import RecordError, ShapeError
 from clearhead.explore.token_axis import display_token_lists, is_punctuation
 from clearhead.lens import Forward, Record, Sight
 from clearhead.lens.measures.definition import choose_blocks, sum_blocks
@@ -61,22 +61,21 @@ def make_grid(
     sample: int = 0,
     queries: Texts = None,
     keys: Texts = None,
-    when: str | None = None,
+    named_by: str | None = None,
     most: int = MAX_CELLS,
 ) -> WeightGrid:
     """The weights of a head, by default the mean of all heads, in at most `most` cells a side.
 
-    `queries` and `keys` are the texts of the tokens if the source does not know them; `when` names a decoder's rows by
-    the token "written" or "read".
+    `queries` and `keys` are the texts of the tokens if the source does not know them; a decoder's rows are `named_by`
+    the token "written" or "read", as `get_query_texts` does.
     """
-    check_row_naming(when)
     if isinstance(source, Sight):
         sums, positions, blocks = _read_sight(source, head, sample)
         count = source.keys
-        queries = get_query_texts(source, sample, when) if queries is None else queries
+        queries = get_query_texts(source, sample, named_by) if queries is None else queries
         keys = get_key_texts(source, sample) if keys is None else keys
     else:
-        sums = select_weights(source, head, sample)
+        sums = _select_weights(source, head, sample)
         positions, count, blocks = list(range(sums.shape[0])), sums.shape[1], (1, 1)
         queries = keys if queries is None and len(positions) == count else queries
     if not positions or not count:
@@ -124,7 +123,7 @@ def _read_sight(
     return sight.map[sample, [sight.place_of(number) for number in heads]].double().mean(0), positions, sight.blocks
 
 
-def select_weights(
+def _select_weights(
     weights: Float[Tensor, "*heads queries keys"], head: int | None, sample: int
 ) -> Float[Tensor, "queries keys"]:
     """The weights (queries, keys) of one head and sample, or the mean of all heads."""
@@ -193,10 +192,7 @@ def get_call(source: Record | Forward) -> Forward:
     """The only call of a record; RecordError if it has several or none."""
     if isinstance(source, Record) and len(source.calls) != 1:
         raise RecordError(f"the record has {len(source.calls)} calls; pass one of them, such as record.calls[0]")
-    forward = source.calls[0] if isinstance(source, Record) else source
-    if not forward.names:
-        raise RecordError("the call contains no attention")
-    return forward
+    return source.calls[0] if isinstance(source, Record) else source
 
 
 def get_key_texts(sight: Sight, sample: int) -> Texts:
@@ -204,13 +200,13 @@ def get_key_texts(sight: Sight, sample: int) -> Texts:
     return _texts_or_none(sight.texts(sample))
 
 
-def get_query_texts(sight: Sight, sample: int, when: str | None = None) -> Texts:
+def get_query_texts(sight: Sight, sample: int, named_by: str | None = None) -> Texts:
     """The texts of the measured queries.
 
     A decoder's rows are named by the token "written" there or the one "read" before; by default, cross-attention by the
     token written and self-attention by the token read.
     """
-    positions, written = sight.queries.tolist(), get_written_texts(sight, when)
+    positions, written = sight.queries.tolist(), get_written_texts(sight, named_by)
     if written is not None:
         return [written[position] if position < len(written) else None for position in positions]
     if sight.forward is None:
@@ -221,18 +217,12 @@ def get_query_texts(sight: Sight, sample: int, when: str | None = None) -> Texts
     return _texts_or_none([sight.forward.text(kind, sample, position, sight.inputs) for position in positions])
 
 
-def get_written_texts(sight: Sight, when: str | None = None) -> Texts:
+def get_written_texts(sight: Sight, named_by: str | None = None) -> Texts:
     """The tokens that a decoder writes, if its rows are named by them and they are known; else None."""
-    check_row_naming(when)
     in_encoder = not sight.cross and "encoder" in sight.name.split(".")
-    if sight.forward is None or in_encoder or (when or ("written" if sight.cross else "read")) == "read":
+    if sight.forward is None or in_encoder or (named_by or ("written" if sight.cross else "read")) == "read":
         return None
     return sight.forward.about.writes or None
-
-
-def check_row_naming(when: str | None) -> None:
-    if when not in (None, "written", "read"):
-        raise ConfigError(f"when= must be 'written' (rows are output tokens) or 'read' (input tokens), got {when!r}")
 
 
 def _texts_or_none(texts: list[str | None]) -> Texts:
