@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 import os
-import warnings
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -95,7 +93,7 @@ class KernelInputs:
 class KernelOutputs:
     """The tensors that the kernels write: results, and what one kernel leaves for the next."""
 
-    def __init__(self, job: MeasureJob, *, received_in_row_pass: bool) -> None:
+    def __init__(self, job: MeasureJob) -> None:
         (batch, heads, _, keys), rows, device = job.call.sizes, len(job.rows), job.call.q.device
         shape, dtype = (batch, heads, rows), torch.float32
         per_query = torch.empty(9 if job.top else 11, *shape, dtype=dtype, device=device).unbind()
@@ -110,14 +108,12 @@ class KernelOutputs:
             self.candidates[..., 0] = 0
         self.top_keys = torch.empty(*shape, max(job.top, 1), dtype=torch.int32, device=device)
         self.top_weights = torch.empty(*shape, job.top, dtype=dtype, device=device)
-        # Tiles add to the map, and in the Hopper row pass to `received`; the column pass writes that once.
         high, wide = job.blocks
         pixels = (-(-rows // high), -(-keys // wide)) if high else (0, 0)
         self.map = (torch.zeros if high else torch.empty)(batch, heads, *pixels, dtype=dtype, device=device)
         self.received: Tensor | None = None
         if job.received:
-            allocate = torch.zeros if received_in_row_pass else torch.empty
-            self.received = allocate(batch, heads, keys, dtype=dtype, device=device)
+            self.received = torch.empty(batch, heads, keys, dtype=dtype, device=device)
         self.span_mass: Tensor | None = None
         if job.spans:
             self.span_mass = torch.empty(*shape, len(job.spans), dtype=dtype, device=device)
@@ -195,17 +191,12 @@ def place_tensor(x: Float[Tensor, "batch heads tokens d"], rows: int, width: int
 
     What fits into one tile is passed as a pointer: making a descriptor takes longer than reading it.
     """
-    descriptor = describe_tensor(x, rows, width) if x.shape[2] > rows else None
+    descriptor = _describe_tensor(x, rows, width) if x.shape[2] > rows else None
     return descriptor or TensorArgument(x, x.stride(), False)
 
 
-def describe_tensor(
-    x: Float[Tensor, "batch heads tokens d"], rows: int, width: int, *, for_gluon: bool = False
-) -> TensorArgument | None:
-    """A tensor as a TMA descriptor; None where its strides do not allow one, or a tile would run into the next head.
-
-    A descriptor for Gluon includes the layout of tiles in shared memory.
-    """
+def _describe_tensor(x: Float[Tensor, "batch heads tokens d"], rows: int, width: int) -> TensorArgument | None:
+    """A tensor as a TMA descriptor; None where its strides do not allow one, or a tile would run into the next head."""
     if not has_tensor_memory_access(x.device):
         return None
     batch, heads, tokens, d = x.shape
@@ -220,15 +211,10 @@ def describe_tensor(
         offsets, columns = (by_sample // by_row, 0, by_head), (heads - 1) * by_head + d
     else:
         return None
-    length = (batch - 1) * offsets[0] + (heads - 1) * offsets[1] + tokens
-    tiles = (x, [length, columns], [by_row, 1], [rows, width])
-    if for_gluon:
-        from triton.experimental.gluon.nvidia import hopper
-
-        return TensorArgument(hopper.TensorDescriptor(*tiles, _layout((rows, width))), offsets, True)
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorArgument(TensorDescriptor(*tiles), offsets, True)
+    length = (batch - 1) * offsets[0] + (heads - 1) * offsets[1] + tokens
+    return TensorArgument(TensorDescriptor(x, [length, columns], [by_row, 1], [rows, width]), offsets, True)
 
 
 def has_tensor_memory_access(device: torch.device) -> bool:
@@ -240,42 +226,3 @@ def has_tensor_memory_access(device: torch.device) -> bool:
 def get_capability(device: torch.device) -> tuple[int, int]:
     """The compute capability of a GPU."""
     return torch.cuda.get_device_capability(device)
-
-
-@functools.cache
-def _layout(tile: tuple[int, int]) -> Any:
-    """The layout of a half-precision tile in shared memory."""
-    from triton.experimental.gluon import language as gl
-
-    return gl.NVMMASharedLayout.get_default_for(list(tile), gl.bfloat16)
-
-
-def has_warpgroups(device: torch.device) -> bool:
-    """Whether the GPU multiplies by warpgroups, as only Hopper does, and Triton has a Gluon that has not failed."""
-    if is_interpreted() or device.type != "cuda" or get_capability(device)[0] != 9:
-        return False
-    return not _failures and importlib.util.find_spec("triton.experimental.gluon") is not None
-
-
-def is_gluon_failure(error: Exception) -> bool:
-    """Whether Gluon failed to compile our kernel; if so, warns, and it is not tried again.
-
-    Gluon changes from release to release; the kernels in Triton give the same results, a little slower.
-    """
-    from triton.compiler.errors import CompilationError
-    from triton.runtime.errors import OutOfResources, PTXASError
-
-    failures = (CompilationError, OutOfResources, PTXASError, ImportError, AttributeError, TypeError)
-    if not isinstance(error, failures) and "PassManager" not in str(error):
-        return False
-    _failures.append(error)
-    warnings.warn(
-        f"the lens uses its slower kernels: this version of Triton could not compile the one for Hopper "
-        f"({type(error).__name__}: {str(error)[:200]})",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    return True
-
-
-_failures: list[Exception] = []
