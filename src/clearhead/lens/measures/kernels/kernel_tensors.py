@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +35,6 @@ class KernelInputs:
     logsumexp: Float[Tensor, "batch heads rows"] | None  # of the measured queries, if the job has it
     sizes: tuple[int, ...]  # heads, heads that share a key head, queries, keys, rows, first row, step, offset
     constants: dict[str, Any]
-    described: dict[tuple[int, ...], tuple[TensorArgument, TensorArgument]] = field(default_factory=dict)
 
     @classmethod
     def of_job(cls, job: MeasureJob) -> KernelInputs:
@@ -72,21 +71,16 @@ class KernelInputs:
         # tf32 alone would cost 13 bits of float32; three products of it cost none that matter
         return {"PRECISION": "tf32x3" if self.q.dtype == torch.float32 else "ieee", "CAST": is_interpreted()}
 
-    def describe(self, shape: TileShape) -> tuple[TensorArgument, TensorArgument]:
-        """q and k as kernel arguments for tiles of this shape."""
-        if shape[:2] not in self.described:
-            width = self.constants["WIDTH"]
-            places = place_tensor(self.q, shape.queries, width), place_tensor(self.k, shape.keys, width)
-            self.described[shape[:2]] = places
-        return self.described[shape[:2]]
-
-    def product_arguments(self, shape: TileShape) -> tuple[Any, ...]:
-        """The first arguments of the kernels with tiles of this shape: q, k, mask and bias."""
-        q, k = self.describe(shape)
-        return (q.source, q.offsets, k.source, k.offsets, self.mask.arguments, self.bias)
+    def place_tiles(self, shape: TileShape) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The first arguments of the kernels with tiles of this shape (q, k, mask and bias), and their constants."""
+        width = self.constants["WIDTH"]
+        q, k = place_tensor(self.q, shape.queries, width), place_tensor(self.k, shape.keys, width)
+        arguments = (q.source, q.offsets, k.source, k.offsets, self.mask.arguments, self.bias)
+        tile = {"BM": shape.queries, "BN": shape.keys, "TMA_Q": q.described, "TMA_K": k.described}
+        return arguments, shape.options | tile | self.product_constants | self.constants
 
     def count_programs(self, tiles: int) -> tuple[int]:
-        """The launch grid for so many tiles of each head and sample."""
+        """The launch grid for this number of tiles of each head and sample."""
         return (tiles * self.q.shape[0] * self.q.shape[1],)
 
 

@@ -70,7 +70,7 @@ def run(job: MeasureJob, shapes: TileShapes | None = None) -> Measures:
         job = job.start_at_first_row()
     with torch.cuda.device_of(job.call.q):
         inputs = KernelInputs.of_job(job)
-        shapes = choose_job_shapes(job) if shapes is None else shapes
+        shapes = _choose_job_shapes(job) if shapes is None else shapes
         outputs = KernelOutputs(job)
         launch_row_pass(job, inputs, outputs, shapes.rows)
         if job.received or job.top or (job.logsumexp is None and job.blocks[0]):
@@ -81,7 +81,7 @@ def run(job: MeasureJob, shapes: TileShapes | None = None) -> Measures:
         return outputs.to_measures(job)
 
 
-def choose_job_shapes(job: MeasureJob) -> TileShapes:
+def _choose_job_shapes(job: MeasureJob) -> TileShapes:
     """The tuned tile shapes for a job."""
     call, rows = job.call, len(job.rows)
     plain = call.bias is None and call.softcap is None
@@ -94,9 +94,10 @@ def launch_row_pass(job: MeasureJob, inputs: KernelInputs, outputs: KernelOutput
 
     call, logsumexp = job.call, inputs.logsumexp
     plan = mask_plan.plan_rows(call.mask, call.sizes[2:], job.rows, job.offset, shape[:2], inputs.q.device)
+    arguments, constants = inputs.place_tiles(shape)
     sinks = inputs.scales if call.sinks is None else call.sinks.detach().double().mul(LOG2E).float()
     scan_rows[inputs.count_programs(-(-len(job.rows) // shape.queries))](
-        *(*inputs.product_arguments(shape), *plan, inputs.scales, inputs.cap),
+        *(*arguments, *plan, inputs.scales, inputs.cap),
         *(sinks, inputs.scales if logsumexp is None else logsumexp, outputs.row_pass),
         *(*_map_arguments(job, inputs, outputs), *inputs.sizes),
         SINKS=call.sinks is not None,
@@ -104,7 +105,7 @@ def launch_row_pass(job: MeasureJob, inputs: KernelInputs, outputs: KernelOutput
         TOP=job.top,
         CLASSES=count_classes(job.top),
         **_map_constants(job, shape, filled=logsumexp is not None),
-        **_tile_constants(inputs, shape),
+        **constants,
     )
 
 
@@ -113,9 +114,10 @@ def launch_column_pass(job: MeasureJob, inputs: KernelInputs, outputs: KernelOut
 
     shape, sizes = shapes.candidates if job.top else shapes.columns, job.call.sizes[2:]
     plan = mask_plan.plan_columns(job.call.mask, sizes, job.rows, shape[:2], inputs.q.device)
+    arguments, constants = inputs.place_tiles(shape)
     candidates = (outputs.threshold, outputs.first_key if outputs.candidates is None else outputs.candidates)
     scan_columns[inputs.count_programs(-(-sizes[1] // shape.keys))](
-        *(*inputs.product_arguments(shape), *plan, inputs.scales, inputs.cap),
+        *(*arguments, *plan, inputs.scales, inputs.cap),
         *(outputs.log2sumexp, inputs.scales if outputs.received is None else outputs.received, candidates),
         *(*_map_arguments(job, inputs, outputs), *inputs.sizes),
         WARPS=min(shape.warps, shape.queries // 16),
@@ -123,7 +125,7 @@ def launch_column_pass(job: MeasureJob, inputs: KernelInputs, outputs: KernelOut
         COLLECT=job.top > 0,
         SLOTS=count_slots(job.top),
         **_map_constants(job, shape, filled=job.logsumexp is None),
-        **_tile_constants(inputs, shape),
+        **constants,
     )
 
 
@@ -137,10 +139,11 @@ def launch_span_pass(
     spans = mask_plan.cache_on_device(
         ("spans", edges), device, lambda: torch.tensor(edges, dtype=torch.int32, device=device)
     )
+    arguments, constants = inputs.place_tiles(shape)
     sum_spans[inputs.count_programs(-(-len(job.rows) // shape.queries) * len(edges))](
-        *(*inputs.product_arguments(shape), spans, inputs.scales, inputs.cap),
+        *(*arguments, spans, inputs.scales, inputs.cap),
         *(log2sumexp, span_mass, len(edges), *inputs.sizes),
-        **_tile_constants(inputs, shape),
+        **constants,
     )
 
 
@@ -178,12 +181,6 @@ def launch_selection(job: MeasureJob, inputs: KernelInputs, outputs: KernelOutpu
             **inputs.product_constants,
             **constants,
         )
-
-
-def _tile_constants(inputs: KernelInputs, shape: TileShape) -> dict[str, Any]:
-    q, k = inputs.describe(shape)
-    tile = {"BM": shape.queries, "BN": shape.keys, "TMA_Q": q.described, "TMA_K": k.described}
-    return shape.options | tile | inputs.product_constants | inputs.constants
 
 
 def _map_arguments(job: MeasureJob, inputs: KernelInputs, outputs: KernelOutputs) -> tuple[Tensor | int, ...]:

@@ -91,9 +91,5 @@ def count_slots(top: int) -> int:
 
 
 def next_power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n.
-
-    >>> next_power_of_two(5), next_power_of_two(8)
-    (8, 8)
-    """
+    """The smallest power of two that is at least n: 8 for 5 and for 8."""
     return 1 << max(n - 1, 0).bit_length()
