@@ -35,7 +35,7 @@ HERE = CUDA or launch.is_interpreted()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 QUICK = [
     *("nothing hidden", "one query", "one key", "more top keys than keys", "no extras"),
-    *("causal, offset -7", "window both ways", "causal, padding left", "causal documents", "dense, by head"),
+    *("window both ways", "causal documents", "dense, by head"),
     *("window or prefix", "relative bias", "sinks of −inf and 60", "everything", "width 13"),
     *("every 5th, causal from the top left", "every 3rd, dense mask and bias", "nothing visible, sinks"),
     *("the first keys hidden by their bias",),

@@ -238,7 +238,7 @@ def _check_options(delimiters: Any, run: Any, near: int, pad: Any, seed: int) ->
     check_counts(LensError, seed=seed)
     if run is not None and not callable(run):
         raise LensError(f"run must be a function that calls the model, got {run!r:.60}")
-    ids = [to_python_number(token) for token in delimiters] if isinstance(delimiters, Collection) else [None]
+    ids: list[Any] = [to_python_number(token) for token in delimiters] if isinstance(delimiters, Collection) else [None]
     if not all(map(is_whole, ids)):
         raise LensError(f"delimiters must be a list of token ids, such as [13], got {delimiters!r:.60}")
     if pad is not None and not is_whole(pad):

@@ -77,7 +77,8 @@ def choose_shapes(
         columns = min(shape.keys, max(count_classes(top), next_power_of_two(keys)), narrow)
         return TileShape(queries, columns, shape.warps, shape.stages, shape.registers if plain else None)
 
-    return TileShapes(*map(fitting, tuned[:3]), tuned.selection, tuned.selection_from_all)
+    rows_shape, columns, candidates = map(fitting, tuned[:3])
+    return TileShapes(rows_shape, columns, candidates, tuned.selection, tuned.selection_from_all)
 
 
 def count_classes(top: int) -> int:
