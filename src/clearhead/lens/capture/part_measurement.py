@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.attention.call import Call
-from clearhead.attention.call_slices import slice_queries
+from clearhead.attention.call import Call, slice_queries
 from clearhead.lens.capture.growing_tensors import AttentionSums
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures.definition import MeasureJob, Measures

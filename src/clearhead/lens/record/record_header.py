@@ -10,7 +10,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from clearhead.attention.masks import LARGEST, State
+from clearhead.attention.masks import MAX_TOKENS, State
 from clearhead.errors import RecordError
 
 TensorNumber = int
@@ -118,7 +118,7 @@ def read_as(kind: Any, value: Any, name: str) -> Any:
         return {key: read_as(parts[1], part, f"{name} {key:.40}") for key, part in value.items()}
     elif kind is float and type(value) in (int, float):
         return float(value)
-    elif type(value) is kind and (kind is not int or abs(value) <= LARGEST):
+    elif type(value) is kind and (kind is not int or abs(value) <= MAX_TOKENS):
         return value
     raise RecordError(f"{name} must be {getattr(kind, '__name__', kind)}, got {value!r:.60}")
 
