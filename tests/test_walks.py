@@ -1,4 +1,4 @@
-"""What a reader opens to follow one command: a limit for the files of each walk, and for returns to files left before."""
+"""What a reader opens to follow one command: limits for its files, and for returns to files left before."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ LIMITS = {"predict": (28, None), "train": (57, None), "watch": (34, 150), "look"
 
 @pytest.fixture(scope="module")
 def counts() -> dict[str, tuple[int, int]]:
-    """Files and returns of each walk, in a process of their own: without shape checks, and with nothing called before."""
+    """Files and returns of each walk, in a fresh process without shape checks."""
     run = [sys.executable, str(Path(__file__).with_name("walks.py"))]
     printed = subprocess.run(run, capture_output=True, text=True, check=True).stdout
     found = re.findall(r"^(\w+): (\d+) files, (\d+) returns", printed, re.MULTILINE)

@@ -58,8 +58,8 @@ class Collector:
         self.thread, self.warned = threading.get_ident(), False
         self.ran = False  # whether any attention was recorded
         self.interruptions: Counter[str] = Counter()  # how many recorded passes each exception ended
-        self.transfer = HostTransfer(settings.device_budget)
-        self.queue = MeasureQueue(settings.device_budget)
+        self.transfer = HostTransfer()
+        self.queue = MeasureQueue()
         self._current: dict[int, GrowingCall] = {}  # the call of each thread
         self._thread, self._lock = _ThreadState(), threading.RLock()
         self._counted: weakref.WeakSet[Mask] = weakref.WeakSet()  # masks that layers share are kept once

@@ -36,14 +36,13 @@ GPU_SCORES, GPU_BYTES = 2**27, 2**28  # most scores of an attention that waits o
 
 
 class MeasureQueue:
-    """The attentions of one watch that wait. On a GPU their q and k count as results: `budget` bytes at most.
+    """The attentions of one watch that wait.
 
     The first queries of attentions of one shape, such as those of all layers, are measured together; so are decoding
     steps of one attention.
     """
 
-    def __init__(self, budget: int | None = None) -> None:
-        self.gpu_bytes = GPU_BYTES if budget is None else min(GPU_BYTES, budget)
+    def __init__(self) -> None:
         self.layers: list[_WaitingLayer] = []
         self.bytes = 0  # of q and k of these
         self._steps: dict[GrowingAttention, _WaitingSteps] = {}
@@ -102,13 +101,13 @@ class MeasureQueue:
         if call.mask is not None and call.mask.tensors():  # which may differ by sample, and be written to later
             return False
         if call.q.is_cuda:
-            return math.prod(call.sizes) <= GPU_SCORES and self.gpu_bytes > 0
+            return math.prod(call.sizes) <= GPU_SCORES
         return 2 * count_bytes(call) <= WAITING_BYTES  # otherwise it would wait for none, or for one other
 
     def _add_layer(self, attention: GrowingAttention, part: Part) -> None:
         """Lets a part wait with copies of q and k, since models may write to them later."""
         size = count_bytes(part.call)
-        most = self.gpu_bytes if part.call.q.is_cuda else WAITING_BYTES
+        most = GPU_BYTES if part.call.q.is_cuda else WAITING_BYTES
         if self.bytes + size > most:
             self.flush_layers()
         q, k = (x.detach().clone(memory_format=torch.contiguous_format) for x in (part.call.q, part.call.k))

@@ -47,7 +47,6 @@ def watch(
     probes: Mapping[str, Probe] | None = None,
     norms: bool = False,
     own_thread: bool = False,
-    device_budget: int | None = None,
 ) -> Iterator[Record]:
     """A Record that fills while the model runs: one of ours, or one of Hugging Face's.
 
@@ -65,8 +64,6 @@ def watch(
     - `keep="statistics"` keeps only `record.statistics()`, in constant memory over any number of calls: for loops.
     - `probes`: functions from query positions to one key position each (−1: none), whose weights are recorded.
     - `norms=True` measures ‖v W_O‖ of every key, for norm-weighted attention.
-    - `device_budget`: bytes of a GPU's memory for results on their way to the CPU, which they take while the model runs
-      on; by default a tenth of what is free. With 0 every layer waits for its copies.
 
     Copies of the model, also by pickle and `torch.save`, are not watched, and hold nothing of the watch.
     A generation with a cache is one call that grows, beams included; a cache that is cropped begins a new one. A call
@@ -85,10 +82,7 @@ def watch(
     """
     target, selections = _find_target(model), _check_selections(rows, queries, spans)
     detail = MeasureDetail(pixels, top, _rows_to_step(rows), keep, probes, norms, **selections)
-    settings = _check_settings(target, layers, heads, detail, itself)
-    if device_budget is not None:
-        check_counts(LensError, device_budget=device_budget)
-    settings = settings._replace(own_thread=own_thread, device_budget=device_budget)
+    settings = _check_settings(target, layers, heads, detail, itself)._replace(own_thread=own_thread)
     record = Record(settings.layers)
     record.settings = {"heads": settings.heads and list(settings.heads), "pixels": pixels, "top": top, "rows": rows}
     record.settings |= {"keep": keep, "probes": list(settings.detail.probes or {}), "norms": norms}

@@ -56,7 +56,6 @@ class WatchSettings(NamedTuple):
     heads: tuple[int, ...] | None = None
     detail: MeasureDetail = MeasureDetail()
     own_thread: bool = False
-    device_budget: int | None = None  # bytes of results on a GPU that wait to be copied; None: a tenth of what is free
 
 
 class AttentionShape(NamedTuple):

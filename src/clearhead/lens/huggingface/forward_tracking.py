@@ -29,7 +29,7 @@ from clearhead.lens.capture.attachments import (
 )
 from clearhead.lens.capture.collector import Collector, refuse_unmeasurable
 from clearhead.lens.capture.compiled_graphs import is_recomputing
-from clearhead.lens.huggingface.arguments import UNKNOWN, AttentionArguments, to_seen
+from clearhead.lens.huggingface.arguments import AttentionArguments, to_seen
 from clearhead.lens.huggingface.cache_positions import (
     CacheGrowth,
     ForwardPass,
@@ -51,7 +51,6 @@ from clearhead.lens.huggingface.discovery import (
     find_unseen_modules,
 )
 from clearhead.lens.huggingface.interposition import observe_modules, replaces_forward
-from clearhead.lens.huggingface.verification import find_reading
 
 FINISHED_BEAMS_METHOD = "_update_finished_beams"  # of generate()
 REORDER_METHODS = ("reorder_cache", "batch_select_indices", "batch_repeat_interleave")  # of caches
@@ -146,18 +145,15 @@ class ForwardTracker:
         if is_recomputing() or not self.collector.watches_thread():
             return
         if arguments.refusal:
-            self.refusal = arguments.refusal
-            raise LensError(arguments.refusal)
+            self.refusal = f"{self.infos[module].name!r} cannot be recorded: {arguments.refusal}"
+            raise LensError(self.refusal)
         info, frames = self.infos[module], self._thread.frames
         frame = frames[-1] if frames else ForwardPass(module)
         refuse_unmeasurable(arguments.q, info.name)
         self.attentions_seen.add(module)
         layer, queries = read_layer_number(module), arguments.q.shape[2]
         where = frame.locate(layer, queries, arguments.k.shape[2], info)
-        if arguments.kind == UNKNOWN:
-            seen = find_reading(arguments, where.keys, frame.masks, info.name)
-        else:
-            seen = to_seen(arguments, where.keys, frame.masks)
+        seen = to_seen(arguments, where.keys, frame.masks)
         first_query, tokens = where.first_query, None
         if info.joint:
             first_query, tokens = 0, queries

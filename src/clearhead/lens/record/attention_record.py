@@ -6,11 +6,18 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clearhead.errors import RecordError
 from clearhead.lens.record.attention_views import Forward, Sight, check_seen_name
-from clearhead.lens.record.running_statistics import RunningStatistics, Statistics
+from clearhead.lens.record.record_tables import (
+    HeadChange,
+    RunningStatistics,
+    Statistics,
+    compare_records,
+    make_data_frame,
+    make_table,
+)
 from clearhead.lens.record.token_labels import make_namer
 
 
@@ -21,9 +28,6 @@ def compute_statistics(sights: Sequence[Sight]) -> Statistics:
         running.add(sight)
     return running.result()
 
-
-if TYPE_CHECKING:
-    from clearhead.lens.record.record_tables import HeadChange
 
 VIEWER = "clearhead.explore"  # by name: the lens must not import it
 
@@ -133,14 +137,10 @@ class Record:
         >>> list(table)[:6], len(table["entropy"])
         (['call', 'name', 'sample', 'head', 'query', 'logsumexp'], 24)
         """
-        from clearhead.lens.record.record_tables import make_table
-
         return make_table(self, level)
 
     def to_pandas(self, level: str = "head") -> Any:
         """The table of `to_numpy` as a pandas DataFrame; needs pandas."""
-        from clearhead.lens.record.record_tables import make_data_frame
-
         return make_data_frame(self, level)
 
     @classmethod
@@ -150,8 +150,6 @@ class Record:
         For two checkpoints of a model, or two prompts. A difference is ranked by its size in standard deviations over
         queries, since distances and entropies have different scales.
         """
-        from clearhead.lens.record.record_tables import compare_records
-
         if strange := [one for one in (a, b) if not isinstance(one, Record)]:
             raise RecordError(
                 f"compare takes two records, got a {type(strange[0]).__name__}; Record.merge joins several into one"
