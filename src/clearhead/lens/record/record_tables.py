@@ -40,7 +40,7 @@ class Statistics(NamedTuple):
     peak: Spread
     distance: Spread
     first: Spread
-    max_score: Float[Tensor, " heads"]  # the largest over all queries; NaN where an older record does not have it
+    max_score: Float[Tensor, " heads"]  # the largest over all queries; NaN where it was not measured
 
 
 class RunningStatistics:
@@ -62,11 +62,9 @@ class RunningStatistics:
         real = sight.logsumexp != -math.inf
         self._set_shifts(sight, at, real)
         self.counts[at] += real.sum((0, 2))
-        largest = (
-            torch.full((len(at),), math.nan)
-            if sight.max_score is None
-            else torch.nn.functional.pad(sight.max_score, (0, 0, 0, 1), value=-math.inf).amax(0)
-        )
+        largest = torch.full((len(at),), math.nan)
+        if sight.max_score is not None:
+            largest = torch.nn.functional.pad(sight.max_score, (0, 0, 0, 1), value=-math.inf).amax(0)
         self.max_scores[at] = self.max_scores[at].maximum(largest.double())
         for n, name in enumerate(MEASURES):
             apart = (getattr(sight, name).double() - self.shifts[n, at][:, None]).masked_fill(~real, 0.0)
@@ -93,7 +91,7 @@ class RunningStatistics:
         spreads = (self.squares[:, order] / counts - means.square()).clamp(min=0).sqrt()
         columns = zip(MEASURES, shifts, means, spreads, strict=True)
         spread = {name: Spread(shift + mean, std) for name, shift, mean, std in columns}
-        heads = tuple(self.heads[place] for place in order)
+        heads = tuple(self.heads[index] for index in order)
         return Statistics(heads, counts, **spread, max_score=self.max_scores[order])
 
     def _reserve(self, heads: list[int] | tuple[int, ...]) -> None:
@@ -102,15 +100,15 @@ class RunningStatistics:
         self.counts = torch.nn.functional.pad(self.counts, (0, len(more)))
         self.max_scores = torch.nn.functional.pad(self.max_scores, (0, len(more)), value=-math.inf)
         self.shifts, self.sums, self.squares = (
-            torch.nn.functional.pad(one, (0, len(more))) for one in (self.shifts, self.sums, self.squares)
+            torch.nn.functional.pad(table, (0, len(more))) for table in (self.shifts, self.sums, self.squares)
         )
 
     def _set_shifts(self, sight: Sight, at: list[int], real: Tensor) -> None:
         """Of heads without any query so far, the values of the first query that sees anything."""
-        for place, head in enumerate(at):
-            if not self.counts[head] and bool(real[:, place].any()):
-                batch, query = real[:, place].nonzero()[0].tolist()
-                numbers = [float(getattr(sight, name)[batch, place, query]) for name in MEASURES]
+        for index, head in enumerate(at):
+            if not self.counts[head] and bool(real[:, index].any()):
+                batch, query = real[:, index].nonzero()[0].tolist()
+                numbers = [float(getattr(sight, name)[batch, index, query]) for name in MEASURES]
                 self.shifts[:, head] = torch.tensor(numbers, dtype=torch.float64)
 
 
@@ -119,7 +117,7 @@ def make_table(record: Record, level: str) -> Table:
     if level not in LEVELS:
         raise RecordError(f"there is no level {level!r} of a table; {suggest_name(level, LEVELS)}")
     if level == "head":
-        parts = [_list_heads(name, one) for name, one in record.statistics().items()]
+        parts = [_list_heads(name, statistics) for name, statistics in record.statistics().items()]
     elif record.running:
         raise RecordError(f"keep='statistics' kept no {level}: take the table of level 'head'")
     else:
@@ -132,22 +130,13 @@ def make_table(record: Record, level: str) -> Table:
     return {column: _join([part.get(column, _make_blanks(part)) for part in parts]) for column in columns}
 
 
-def make_data_frame(record: Record, level: str) -> Any:
-    """The same as a pandas DataFrame."""
-    try:
-        pandas = import_module("pandas")
-    except ModuleNotFoundError:
-        raise RecordError("to_pandas needs the package pandas: pip install pandas, or use to_numpy()") from None
-    return pandas.DataFrame(make_table(record, level))
-
-
-def _list_heads(name: str, found: Statistics) -> dict[str, Any]:
-    columns: dict[str, Any] = {"name": [name] * len(found.heads), "head": torch.tensor(found.heads)}
-    columns["queries"] = found.queries
+def _list_heads(name: str, statistics: Statistics) -> dict[str, Any]:
+    columns: dict[str, Any] = {"name": [name] * len(statistics.heads), "head": torch.tensor(statistics.heads)}
+    columns["queries"] = statistics.queries
     for measure in MEASURES:
-        spread = getattr(found, measure)
+        spread = getattr(statistics, measure)
         columns |= {measure: spread.mean, f"{measure}_std": spread.std}
-    return columns | {"max_score": found.max_score}
+    return columns | {"max_score": statistics.max_score}
 
 
 def _list_queries(call: int, sight: Sight) -> dict[str, Any]:
@@ -156,21 +145,20 @@ def _list_queries(call: int, sight: Sight) -> dict[str, Any]:
     columns |= {name: getattr(sight, name).flatten() for name in PER_QUERY}
     columns |= {f"mass {name}": mass.flatten() for name, mass in sight.mass.items()}
     return columns | {
-        name if name == "itself" else f"probe {name}": one.flatten() for name, one in sight.probes.items()
+        name if name == "itself" else f"probe {name}": mass.flatten() for name, mass in sight.probes.items()
     }
 
 
 def _list_keys(call: int, sight: Sight) -> dict[str, Any]:
-    if sight.received is None:
-        raise RecordError(f"what the keys of {sight.name!r} received was not measured")
+    assert sight.received is not None
     shape = sight.received.shape
     places = torch.arange(shape[2]).expand(shape).flatten()
     columns = _list_places(call, sight, shape) | {"key": places, "received": sight.received.flatten()}
     if sight.seen_by is not None:
         columns["received_mean"] = sight.received_mean.flatten()
     texts = [sight.texts(sample) for sample in range(shape[0])]
-    if any(one is not None for text in texts for one in text):
-        columns["text"] = [one for text in texts for _ in sight.heads for one in text]
+    if any(token is not None for text in texts for token in text):
+        columns["text"] = [token for text in texts for _ in sight.heads for token in text]
     return columns
 
 
@@ -220,24 +208,24 @@ class HeadChange(NamedTuple):
 
 def compare_records(before: Record, after: Record) -> list[HeadChange]:
     """All differences between the statistics of two records, the largest first."""
-    one, other = before.statistics(), after.statistics()
-    if apart := sorted(one.keys() ^ other.keys()):
+    old, new = before.statistics(), after.statistics()
+    if apart := sorted(old.keys() ^ new.keys()):
         raise RecordError(
             f"two records of the same attentions can be compared; only one of them has {', '.join(apart[:6])}"
             f"{', …' if len(apart) > 6 else ''}"
         )
-    changes = [change for name in one for change in _iterate_changes(name, one[name], other[name])]
+    changes = [change for name in old for change in _iterate_changes(name, old[name], new[name])]
     return sorted(changes, key=lambda change: -change.size if not math.isnan(change.size) else -math.inf)
 
 
-def _iterate_changes(name: str, one: Statistics, other: Statistics) -> Iterator[HeadChange]:
-    if one.heads != other.heads:
-        raise RecordError(f"of {name!r}, one record has heads {list(one.heads)}, the other {list(other.heads)}")
+def _iterate_changes(name: str, before: Statistics, after: Statistics) -> Iterator[HeadChange]:
+    if before.heads != after.heads:
+        raise RecordError(f"of {name!r}, one record has heads {list(before.heads)}, the other {list(after.heads)}")
     for measure in MEASURES:
-        old, new = getattr(one, measure), getattr(other, measure)
+        old, new = getattr(before, measure), getattr(after, measure)
         spread = ((old.std.square() + new.std.square()) / 2).sqrt()
         apart = new.mean - old.mean
         size = (apart.abs() / spread).where(apart != 0, 0.0)
         columns = (old.mean, new.mean, apart, size)
-        for place, head in enumerate(one.heads):
-            yield HeadChange(name, head, measure, *(float(column[place]) for column in columns))
+        for index, head in enumerate(before.heads):
+            yield HeadChange(name, head, measure, *(float(column[index]) for column in columns))
