@@ -17,9 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.attention.biases import Bias
 from clearhead.attention.call import Call
-from clearhead.attention.masks import Mask
 from clearhead.errors import LensError
 from clearhead.lens.capture.part_measurement import Part, PartMeasurement
 from clearhead.lens.measures.definition import MeasureJob, Measures
@@ -138,16 +136,6 @@ class _WaitingLayer(NamedTuple):
     together: int  # most that are measured together
 
 
-class _StepQuery(NamedTuple):
-    """What remains of a step until it is measured; its keys are a prefix of those of the last step."""
-
-    q: Float[Tensor, "batch heads 1 d"]
-    keys: int
-    mask: Mask | None
-    bias: Bias | None
-    logsumexp: Float[Tensor, "batch heads 1"] | None
-
-
 class _WaitingSteps:
     """Steps of one query each, whose keys were appended to those of the step before, at position 0 of the document.
 
@@ -155,13 +143,15 @@ class _WaitingSteps:
     """
 
     def __init__(self, first: Part) -> None:
-        self.queries: list[_StepQuery] = []
+        self.steps: list[Step] = []
+        self.q: list[Float[Tensor, "batch heads 1 d"]] = []
+        self.logsumexp: list[Float[Tensor, "batch heads 1"] | None] = []
         self.add(first)
 
     def accepts(self, part: Part) -> bool:
         """Whether a step directly follows those that wait, and could be measured with them."""
         last, call = self.last.call, part.call
-        if call.q.shape[2] != 1 or len(self.queries) >= MAX_STEPS:
+        if call.q.shape[2] != 1 or len(self.steps) >= MAX_STEPS:
             return False
         follows = call.k.shape[2] == last.k.shape[2] + 1 and len(call.q) == len(last.q)
         same = call.scale is last.scale or (not isinstance(call.scale, Tensor) and call.scale == last.scale)
@@ -169,7 +159,9 @@ class _WaitingSteps:
 
     def add(self, part: Part) -> None:
         call = part.call
-        self.queries.append(_StepQuery(call.q, call.k.shape[2], call.mask, call.bias, part.logsumexp))
+        self.steps.append(Step(part.first_query, 0, 1, call.k.shape[2], call.mask, call.bias))
+        self.q.append(call.q)
+        self.logsumexp.append(part.logsumexp)
         self.last, self._version = part, _get_version(call.k)
 
     def has_changed_keys(self) -> bool:
@@ -178,30 +170,25 @@ class _WaitingSteps:
 
     def join(self) -> list[Part]:
         """The steps as one part, or, where no mask or bias fits all, as one part each."""
-        queries, last = self.queries, self.last
-        first = last.first_query + 1 - len(queries)
-        steps = [Step(first + n, 0, 1, query.keys, query.mask, query.bias) for n, query in enumerate(queries)]
-        mask_and_bias = join_steps(steps, len(steps), last.call.k.shape[2], dense=False)
+        last, first = self.last, self.steps[0].first_query
+        mask_and_bias = join_steps(self.steps, len(self.steps), last.call.k.shape[2], dense=False)
         if mask_and_bias is None:
-            return [_cut_keys(last, step, query) for step, query in zip(steps, queries, strict=True)]
+            return [self._cut_keys(*step) for step in zip(self.steps, self.q, self.logsumexp, strict=True)]
         mask, bias = mask_and_bias
-        q = queries[0].q if len(queries) == 1 else torch.cat([query.q for query in queries], 2)
-        logsumexp = _join_logsumexp([query.logsumexp for query in queries], 2)
-        return [
-            last._replace(call=last.call._replace(q=q, mask=mask, bias=bias), first_query=first, logsumexp=logsumexp)
-        ]
+        q = self.q[0] if len(self.q) == 1 else torch.cat(self.q, 2)
+        call = last.call._replace(q=q, mask=mask, bias=bias)
+        return [last._replace(call=call, first_query=first, logsumexp=_join_logsumexp(self.logsumexp, 2))]
+
+    def _cut_keys(self, step: Step, q: Tensor, logsumexp: Tensor | None) -> Part:
+        """One step by itself, with its own keys out of those of the last."""
+        k, v = (x[:, :, : step.keys] for x in (self.last.call.k, self.last.call.v))
+        call = self.last.call._replace(q=q, k=k, v=v, mask=step.mask, bias=step.bias)
+        return self.last._replace(call=call, first_query=step.first_query, logsumexp=logsumexp)
 
 
 def _get_version(tensor: Tensor) -> int | None:
     """How often a tensor was written to in place."""
     return None if tensor.is_inference() else tensor._version
-
-
-def _cut_keys(last: Part, step: Step, query: _StepQuery) -> Part:
-    """One step by itself, with its own keys out of those of the last."""
-    k, v = (x[:, :, : step.keys] for x in (last.call.k, last.call.v))
-    call = last.call._replace(q=query.q, k=k, v=v, mask=step.mask, bias=step.bias)
-    return last._replace(call=call, first_query=step.first_query, logsumexp=query.logsumexp)
 
 
 def _join_logsumexp(parts: Sequence[Tensor | None], axis: int) -> Tensor | None:

@@ -20,7 +20,6 @@ from clearhead.lens.capture.watch_settings import (
     AttentionShape,
     MeasureDetail,
     Probe,
-    Sizes,
     WatchSettings,
     estimate_bytes,
     read_itemsize,
@@ -130,7 +129,7 @@ def expected_bytes(
     """The bytes that a record of one pass over this number of tokens will take, before anything runs.
 
     Encoder and decoder are taken to read the same number of tokens. Kept masks and biases that follow no rule are
-    squares of numbers, and come on top; they are in `record.expected_bytes` once they were seen.
+    squares of numbers, and come on top.
     """
     target = _find_target(model)
     detail = MeasureDetail(pixels, top, _rows_to_step(rows), keep, **_check_selections(rows, queries, spans))
@@ -140,8 +139,8 @@ def expected_bytes(
     for name in settings.layers:
         shape = target.shapes[name]
         watched = shape.heads if settings.heads is None else len(settings.heads)
-        sizes = Sizes(batch, watched, min(shape.kv_heads, watched), shape.head_dim, tokens, tokens, shape.itemsize)
-        total += estimate_bytes(settings.detail, sizes)
+        shape = shape._replace(heads=watched, kv_heads=min(shape.kv_heads, watched))
+        total += estimate_bytes(settings.detail, shape, batch, tokens, tokens)
     return total
 
 

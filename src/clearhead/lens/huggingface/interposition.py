@@ -59,21 +59,6 @@ def replaces_forward(module: nn.Module) -> bool:
     return "forward" in vars(module) or inspect.unwrap(kind.forward) not in _find_callers(module)
 
 
-def _find_interface(module: nn.Module) -> Any:
-    """The interface object that a module uses: the global one, unless its file defines its own."""
-    for function in _find_callers(module):
-        for name in _iterate_names(function.__code__):
-            if _is_interface(function.__globals__.get(name)):
-                return function.__globals__[name]
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    return ALL_ATTENTION_FUNCTIONS
-
-
-def _is_interface(value: Any) -> bool:
-    return hasattr(value, "get_interface") and not isinstance(value, (type, types.ModuleType))
-
-
 def _find_callers(module: nn.Module) -> tuple[types.FunctionType, ...]:
     kind: Any = type(module)
     return _find_class_callers(kind)
@@ -84,17 +69,23 @@ def _find_class_callers(kind: Any) -> tuple[types.FunctionType, ...]:
     """Functions of a class and its parents that use an attention interface."""
     callers = []
     for parent in kind.__mro__:
-        if (
-            parent is nn.Module
-            or not issubclass(parent, nn.Module)
-            or parent.__module__ == "transformers.modeling_utils"
-        ):
+        if parent is nn.Module or not issubclass(parent, nn.Module):
             continue
         for value in vars(parent).values():
             function = inspect.unwrap(value) if callable(value) else None
-            if isinstance(function, types.FunctionType) and "get_interface" in _iterate_names(function.__code__):
+            if isinstance(function, types.FunctionType) and _calls_interface(function):
                 callers.append(function)
     return tuple(callers)
+
+
+def _calls_interface(function: types.FunctionType) -> bool:
+    """Whether a function asks the interface object of transformers; another one that a file defines is not wrapped."""
+    names = set(_iterate_names(function.__code__))
+    if "get_interface" not in names:
+        return False
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    return any(function.__globals__.get(name) is ALL_ATTENTION_FUNCTIONS for name in names)
 
 
 def _iterate_names(code: types.CodeType) -> Iterator[str]:
@@ -136,9 +127,8 @@ def wrap_modules(modules: Iterable[nn.Module], wrap: Wrap, *, outermost: bool = 
     `outermost`: then the others get the arguments that they change. A module calls each wrapper once.
     """
     modules = list(modules)
-    interfaces = {id(interface): interface for interface in map(_find_interface, modules)}
     with (
-        patches.using((patch, wrap) for interface in interfaces.values() for patch in _find_patches(interface)),
+        patches.using((patch, wrap) for patch in _find_patches()),
         clean_copies(modules),
         _wraps.using([(module, wrap) for module in modules], first=outermost),
     ):
@@ -153,34 +143,29 @@ def _update_wraps(module: nn.Module, wraps: tuple[Wrap, ...]) -> None:
 
 
 _wraps = Attachments[nn.Module, Wrap](_update_wraps)
-# One patch for all watches, so that code compiled under the first serves the others. Interfaces cannot be hashed.
-_default_patches: dict[int, PatchedAttribute] = {}
 
 
-def _find_patches(interface: Any) -> tuple[PatchedAttribute, PatchedAttribute]:
+@functools.cache  # one for all watches, so that code compiled under the first serves the others
+def _find_patches() -> tuple[PatchedAttribute, PatchedAttribute]:
     """`get_interface` on the object, on which compiled code guards, and `__getitem__` on the class, as Python needs it.
 
     The first has the function that is used for "eager", the second all others, however they are taken.
     """
-    if id(interface) not in _default_patches:
-        find = type(interface).get_interface.__get__(interface)
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        def get_interface(attn_implementation: str, default: Function) -> Function:
-            found: Function = find(attn_implementation, _apply_wraps(default, eager=True))
-            return found
+    kind: Any = type(ALL_ATTENTION_FUNCTIONS)
+    find, get_item = ALL_ATTENTION_FUNCTIONS.get_interface, kind.__getitem__
 
-        _default_patches[id(interface)] = PatchedAttribute(interface, "get_interface", lambda _: get_interface)
-    return _default_patches[id(interface)], _find_item_patch(type(interface))
-
-
-@functools.cache
-def _find_item_patch(kind: Any) -> PatchedAttribute:
-    get_item = kind.__getitem__
+    def get_interface(attn_implementation: str, default: Function) -> Function:
+        return find(attn_implementation, _apply_wraps(default, eager=True))
 
     def get_wrapped_item(interface: Any, name: str) -> Function:
         return _apply_wraps(get_item(interface, name), eager=False)
 
-    return PatchedAttribute(kind, "__getitem__", lambda _: get_wrapped_item)
+    return (
+        PatchedAttribute(ALL_ATTENTION_FUNCTIONS, "get_interface", lambda _: get_interface),
+        PatchedAttribute(kind, "__getitem__", lambda _: get_wrapped_item),
+    )
 
 
 def _apply_wraps(function: Function, *, eager: bool) -> Function:

@@ -49,7 +49,7 @@ class Record:
         self.known, self.calls = list(names), list(calls)
         self.settings: dict[str, Any] = {}  # the options of watch
         self.running: dict[str, RunningStatistics] = {}  # of calls that keep="statistics" did not keep
-        self.expected_bytes = 0  # an estimate from the first attentions; dense masks are added as they come
+        self.expected_bytes = 0  # an estimate from the first attention of each call
 
     @property
     def names(self) -> list[str]:

@@ -72,32 +72,18 @@ class Forward:
 
     def text(self, kind: str | None, sample: int, position: int, inputs: Sequence[int] = ()) -> str | None:
         """The label of the token at a position; several samples may share one source text."""
-        numbers = self._numbers(kind, sample, inputs)
-        if kind is None or numbers is None or not position < len(numbers):
-            return None
-        surfaces = self._surfaces(kind, len(numbers))
-        return self.labels.get(kind, {}).get(int(numbers[position])) if surfaces is None else surfaces[position]
+        texts = self.texts(kind, sample, inputs)
+        return texts[position] if position < len(texts) else None
 
     def texts(self, kind: str | None, sample: int, inputs: Sequence[int] = ()) -> list[str | None]:
         """The labels of all tokens of a text, None where unknown."""
-        numbers = self._numbers(kind, sample, inputs)
-        if kind is None or numbers is None:
-            return [] if numbers is None else [None] * len(numbers)
-        labels = self.labels.get(kind, {})
-        return list(self._surfaces(kind, len(numbers)) or map(labels.get, numbers.tolist()))
-
-    def _surfaces(self, kind: str, count: int) -> list[str] | None:
-        """The tokens as the input has them; None if they are not known, or not of all `count` tokens."""
-        texts = (self.about.surfaces or {}).get(kind, [])
-        return texts if len(texts) == count else None
-
-    def _numbers(self, kind: str | None, sample: int, inputs: Sequence[int]) -> Tensor | None:
-        """The token ids of a sample."""
         ids = None if kind is None else self.ids.get(kind)
-        if ids is None:
-            return None
-        text = find_text(sample, inputs, len(ids))
-        return ids[text] if text < len(ids) else None
+        text = 0 if ids is None else find_text(sample, inputs, len(ids))
+        if kind is None or ids is None or text >= len(ids):
+            return []
+        surfaces = (self.about.surfaces or {}).get(kind, [])  # the tokens as the input has them
+        labels = self.labels.get(kind, {})
+        return [*surfaces] if len(surfaces) == ids.shape[1] else [labels.get(number) for number in ids[text].tolist()]
 
     def __contains__(self, name: object) -> bool:
         return name in self.sights
@@ -233,23 +219,20 @@ class Sight(Measures):
 
     def text(self, batch: int, key: int) -> str | None:
         """The token text at a key's position; None unless `Record.label` was called."""
-        kind = self._find_kind()
-        return None if self.forward is None or kind is None else self.forward.text(kind, batch, key, self.inputs)
+        return self.texts(batch)[key]
 
     def texts(self, batch: int) -> list[str | None]:
         """The token text of every key; None where there is none, or unless `Record.label` was called."""
         kind = self._find_kind()
-        if self.forward is None or kind is None:
-            return [None] * self.keys
-        texts = self.forward.texts(kind, batch, self.inputs)
+        texts = [] if self.forward is None else self.forward.texts(kind, batch, self.inputs)
         return texts + [None] * (self.keys - len(texts))
 
     def _find_kind(self) -> str | None:
         """Which token ids the keys are; None where unknown, or where the keys are no tokens but parts of a picture."""
         kind = None if self.forward is None else self.forward.kind_of(self.name, self.cross)
-        tokens = self.keys if self.tokens is None else self.tokens
-        fits = self.forward is not None and kind is not None and self.forward.ids[kind].shape[1] == tokens
-        return kind if fits else None
+        if self.forward is None or kind is None:
+            return None
+        return kind if self.forward.ids[kind].shape[1] == (self.keys if self.tokens is None else self.tokens) else None
 
     def weights(
         self,
