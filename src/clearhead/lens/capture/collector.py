@@ -11,8 +11,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
 from clearhead.attention import Seen
-from clearhead.attention.call import Call, check_call
-from clearhead.attention.call_slices import slice_heads
+from clearhead.attention.call import Call, check_call, slice_heads
 from clearhead.errors import LensError
 from clearhead.lens.attention_names import unwrap_model
 from clearhead.lens.capture.growing_call import GrowingAttention, GrowingCall

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.attention.call import Call
-from clearhead.attention.call_slices import slice_queries
+from clearhead.attention.call import Call, slice_queries
 from clearhead.attention.masks import Mask
 from clearhead.lens.capture.growing_tensors import AttentionSums, BatchHistory, join_pieces, select_rows
 from clearhead.lens.capture.host_transfer import ArrivingTensors, HostTransfer

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention.biases import Bias, Relative, clipped_distance
-from clearhead.attention.masks import LARGEST, Mask, State
+from clearhead.attention.masks import MAX_TOKENS, Mask, State
 from clearhead.errors import RecordError
 from clearhead.lens.record.kept_inputs import KeptInputs, Step
 
@@ -129,7 +129,7 @@ def read_as(kind: Any, value: Any, name: str) -> Any:
         return {key: read_as(parts[1], part, f"{name} {key:.40}") for key, part in value.items()}
     elif kind is float and type(value) in (int, float):
         return float(value)
-    elif type(value) is kind and (kind is not int or abs(value) <= LARGEST):
+    elif type(value) is kind and (kind is not int or abs(value) <= MAX_TOKENS):
         return value
     raise RecordError(f"{name} must be {getattr(kind, '__name__', kind)}, got {value!r:.60}")
 
