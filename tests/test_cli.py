@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clearhead import cli, shipped
-from clearhead.cli.stdin import READ_AHEAD
+from clearhead.cli.program import READ_AHEAD
 from clearhead.errors import TrainingError
 from clearhead.formatting import format_bytes
 from clearhead.tasks import TASKS
@@ -566,7 +566,7 @@ def test_a_closed_input_is_refused_where_it_is_needed(
 
 
 def test_a_file_never_gets_the_number_of_a_closed_stream() -> None:
-    code = "import os; from clearhead.cli.output import prepare_streams; prepare_streams(); "
+    code = "import os; from clearhead.cli.program import prepare_streams; prepare_streams(); "
     code += "os._exit(os.open(os.devnull, os.O_RDONLY))"
     closed = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
     assert subprocess.run(closed).returncode > 2

@@ -16,8 +16,14 @@ from clearhead.lens.analysis.repeated_tokens import score_repeated_tokens
 from clearhead.tasks.language_model.packed_examples import PackedExamples
 from clearhead.text.packed_documents import PackedDocuments
 from clearhead.train import head_monitor
-from clearhead.train.head_monitor import HeadMonitor, HeadState, choose_equal_lengths, measure_heads
-from clearhead.train.head_plots import HeadLog, read_role_histories
+from clearhead.train.head_monitor import (
+    HeadLog,
+    HeadMonitor,
+    HeadState,
+    choose_equal_lengths,
+    measure_heads,
+    read_role_histories,
+)
 from clearhead.train.processes import Processes
 from tests.train.corpus import write_recipe
 from tests.train.test_observers import scalars

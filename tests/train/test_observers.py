@@ -12,7 +12,7 @@ import torch
 from clearhead.errors import DiskFullError, TrainingError
 from clearhead.model import EncoderDecoder
 from clearhead.train import run_training
-from clearhead.train.head_plots import draw_heads
+from clearhead.train.head_monitor import draw_heads
 from clearhead.train.observers import (
     LossPlot,
     MetricsLog,

@@ -12,7 +12,7 @@ import torch
 import clearhead
 from clearhead.errors import ConfigError, DataError, DiskFullError
 from clearhead.model_folder import ModelFolder
-from clearhead.storage import disk
+from clearhead.storage import atomic
 from clearhead.tasks.answerer import Evaluation
 from clearhead.tasks.translation import TranslationAnswerer, TranslationProcessor
 from clearhead.text import Row
@@ -157,7 +157,7 @@ def test_answers_of_any_kind_are_shown_as_text(capsys):
 
 
 def test_a_disk_that_is_too_small_is_said_before_the_first_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "free_bytes", lambda _: 100_000)
+    monkeypatch.setattr(atomic, "_free_bytes", lambda _: 100_000)
     with pytest.raises(DiskFullError, match=r"a run with 4 more checkpoints and a model needs .* and 100\.0 kB"):
         train(quick(tmp_path), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -13,9 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from clearhead.cli.options import Base, Model
-from clearhead.cli.output import flush_output, print_message
-from clearhead.cli.startup import import_torch
-from clearhead.formatting import escape_control, format_bytes
+from clearhead.cli.program import flush_output, import_torch
+from clearhead.formatting import escape_control, format_bytes, print_message
 
 
 def models() -> None:
@@ -44,7 +43,7 @@ def merge(
 
     merge_folder(find_model(model), out, base=base)
     example = ModelFolder.open(out).processor().inputs.example
-    print_message(f"wrote {out}; try it: clearhead predict {out} {example}")
+    print_message(f"clearhead: wrote {out}; try it: clearhead predict {out} {example}")
 
 
 def _find_all(names: list[str], find: Callable[[str], Path | None]) -> list[tuple[str, Path]]:

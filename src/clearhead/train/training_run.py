@@ -33,11 +33,16 @@ from clearhead.tasks.processor import AnyProcessor
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData, prepare_data
 from clearhead.train.finished_model import print_chosen, write_finished_model
-from clearhead.train.head_plots import HeadLog
+from clearhead.train.head_monitor import HeadLog
 from clearhead.train.loop import Trainer
 from clearhead.train.observers import LossPlot, MetricsLog, Observer, ProgressReport, TensorBoardLog
-from clearhead.train.parallel import distinguish_equal_sizes, resolve_precision, select_attention_kernels
-from clearhead.train.processes import Processes, join_processes
+from clearhead.train.processes import (
+    Processes,
+    distinguish_equal_sizes,
+    join_processes,
+    resolve_precision,
+    select_attention_kernels,
+)
 from clearhead.train.recipe import Train, read_recipe, resolve_sources
 from clearhead.train.run_folder import fill_from_saved, open_run, restore_old_run, save_recipe
 from clearhead.train.starting_weights import print_start, read_new, record_start, start_model
