@@ -16,7 +16,7 @@ from clearhead.errors import CheckpointError, ConfigError, DataError, TrainingEr
 from clearhead.train import run_training
 from clearhead.train.observers import LossPlot, Moment, Observer
 from clearhead.train.recipe import read_recipe, to_toml
-from clearhead.train.run_folder import HEADER, open_run
+from clearhead.train.run_folder import HEADER, begin_run
 from tests.train.corpus import write_recipe
 from tests.train.forked_runs import Ended, Run, list_killed_runs, train_in_forks
 
@@ -147,7 +147,7 @@ def test_a_run_that_ended_before_it_began_may_begin_again(tmp_path, left):
         out.mkdir()
         (out / left).write_text("half of a reci")
         with ExitStack() as held:
-            open_run(out, wanted, held, **{"resume": False, "overwrite": False, **more})
+            held.enter_context(begin_run(out, wanted, held, **{"resume": False, "overwrite": False, **more}))
         assert (out / "recipe.toml").read_text() == HEADER + to_toml(wanted)
         shutil.rmtree(out)
 
@@ -260,7 +260,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path):
     out = train(recipe, tmp_path / "run")
     wanted, _ = read_recipe(str(recipe))
     with ExitStack() as held:
-        open_run(out, wanted, held, resume=True, overwrite=False)
+        held.enter_context(begin_run(out, wanted, held, resume=True, overwrite=False))
         with pytest.raises(ConfigError, match="another process is training in"):
             train(recipe, out, resume=True)
     train(recipe, out, resume=True)

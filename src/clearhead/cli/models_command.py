@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -58,15 +57,9 @@ def _make_model_row(name: str, folder: Path) -> list[str]:
 
 
 def _find_licence(folder: Path) -> str:
-    """The licence in the recipe's first sentence; from the model card if the recipe only names the card."""
-    said = str(_read_recipe(folder / "recipe.toml").get("licence", ""))
-    card = folder / "README.md"
-    if card.name not in said or not card.is_file():
-        first, _, more = said.partition(". ")
-        return f"{first} (see {card.name})" if more else said
-    text = card.read_text(encoding="utf-8")
-    match = re.search(r"\| licence \| (.+?) \|", text) or re.search(r"weights\b[^.]*? under ([\w.+-]*\w)", text)
-    return f"{match[1]} ({said})" if match else said
+    """The first sentence of the licence in a model's recipe; the card has all of it."""
+    first, _, more = str(_read_recipe(folder / "recipe.toml").get("licence", "")).partition(". ")
+    return f"{first} (see README.md)" if more else first
 
 
 def _read_recipe(path: Path) -> dict[str, Any]:
