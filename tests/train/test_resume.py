@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from clearhead.errors import CheckpointError, ConfigError, DataError, TrainingError
 from clearhead.train import run_training
-from clearhead.train.observers import LossPlot, Moment, Observer
+from clearhead.train.observers import Moment, Observer
 from clearhead.train.recipe import read_recipe, to_toml
 from clearhead.train.run_folder import HEADER, begin_run
 from tests.train.corpus import write_recipe
@@ -29,11 +29,6 @@ def assert_same(one: Path, other: Path) -> None:
     states = [load_file(path / "state.safetensors") for path in newest]
     assert states[0].keys() == states[1].keys()
     assert all((states[0][name] == states[1][name]).all() for name in states[0])
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LossPlot, "close", lambda self: None)
 
 
 @pytest.fixture(scope="module")

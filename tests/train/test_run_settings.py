@@ -18,16 +18,11 @@ from clearhead.tasks.translation import TranslationAnswerer, TranslationProcesso
 from clearhead.text import Row
 from clearhead.train import finished_model, run_training
 from clearhead.train.data import fit_recipe, split_off
-from clearhead.train.observers import LossPlot, Sample
+from clearhead.train.observers import Sample
 from clearhead.train.recipe import check_recipe, read_recipe
 from tests.train.corpus import write_corpus, write_recipe
 
 SHORT = "steps = 4\nlog_every = 2\nevaluate_every = 2\nsave_every = 100"
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LossPlot, "close", lambda self: None)
 
 
 def quick(folder: Path, **changes: str) -> Path:
