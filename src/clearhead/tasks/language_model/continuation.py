@@ -14,8 +14,8 @@ from clearhead.decode import Writer, distribution
 from clearhead.model import Decoder
 from clearhead.model.small_passes import lock_steps, pass_lock
 from clearhead.tasks.answerer import Prediction
-from clearhead.tasks.finite_scores import check_finite
 from clearhead.tasks.language_model.language_settings import LanguageDecode
+from clearhead.tasks.losses import check_finite
 
 if TYPE_CHECKING:
     from clearhead.text import Tokenizer

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from clearhead.model import Decoder
 from clearhead.tasks.answerer import Prediction, Scores
-from clearhead.tasks.finite_scores import check_finite
-from clearhead.tasks.losses import UNCOUNTED
+from clearhead.tasks.losses import UNCOUNTED, check_finite
 from clearhead.text.batches import Ragged, token_batches
 
 TOKENS, GPU_TOKENS = 4096, 65_536  # of a batch, pads included

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.tasks.answerer import Scores
-from clearhead.tasks.finite_scores import check_finite
+from clearhead.tasks.losses import check_finite
 from clearhead.tasks.processor import AnyProcessor, Examples
 from clearhead.text.batches import BatchPlan
 

@@ -12,7 +12,7 @@ from clearhead.attention import Mask
 from clearhead.errors import DataError
 from clearhead.model import Encoder
 from clearhead.tasks.answerer import Prediction
-from clearhead.tasks.finite_scores import check_finite
+from clearhead.tasks.losses import check_finite
 from clearhead.text.batches import Ragged, token_batches
 
 if TYPE_CHECKING:
