@@ -1,7 +1,6 @@
-"""Whole runs: tested without shape checks, which make them three times slower, and without drawing, which takes as long.
+"""Whole runs: tested without shape checks, which make them three times slower, and without drawing."""
 
-Shapes are checked where parts are tested: in test_loop.py and test_head_monitor.py here, and in tests/tasks.
-"""
+# Shapes are checked where parts are tested: in test_loop.py and test_head_monitor.py here, and in tests/tasks.
 
 from __future__ import annotations
 

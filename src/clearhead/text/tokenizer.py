@@ -162,7 +162,7 @@ class Tokenizer:
         engine = Engine.from_str(self.engine.to_str())
         tokens = self.settings.get("tokens")
         if tokens is None:
-            pad, start, end = (engine.id_to_token(number) for number in (self.pad, self.start, self.end))
+            pad, start, end = (str(engine.id_to_token(number)) for number in (self.pad, self.start, self.end))
             tokens = {"pad_token": pad, "bos_token": start, "eos_token": end, "cls_token": start, "sep_token": end}
             tokens |= {} if self.mask is None else {"mask_token": engine.id_to_token(self.mask)}
             ends = None if decoder else (end, self.end)
