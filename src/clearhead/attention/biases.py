@@ -277,7 +277,7 @@ def _t5(distance: Tensor, count: int, furthest: int, both_ways: bool) -> Tensor:
 
 
 def _build_buckets(state: Mapping[str, Any], rows: int) -> Callable[[Tensor], Tensor]:
-    """The bucket function of a state, if it fits a table of so many rows."""
+    """The bucket function of a state, if it fits a table of this number of rows."""
     name, furthest = state.get("name"), read_integer(state, "furthest") or 0
     if name == "clipped" and 2 * furthest + 1 == rows:
         return clipped_distance(furthest)

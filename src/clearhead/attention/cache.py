@@ -132,31 +132,25 @@ class KeyValueCache:
         The next reordering overwrites the memory that they leave: copy keys or values that you keep.
         """
         rows = torch.as_tensor(rows)
-        for buffer in self._buffers.values():
-            buffer.reorder(rows)
-        self._reorder_contexts(rows)
-        self._notify(rows, done=False)
+        self._move(rows, contexts=rows, done=False)
 
     def branch(self, rows: Rows, beams: int, contexts: Int[Tensor, " contexts"] | None = None) -> None:
         """Keep these samples as beams: each `beams` of them in a row share one sample of the context.
 
         The context is not copied for them. `contexts` are the samples of the context to keep; None keeps all.
         """
+        self.beams = beams
+        self._move(rows, contexts, done=contexts is not None)
+
+    def _move(self, rows: Tensor, contexts: Tensor | None, done: bool) -> None:
         for buffer in self._buffers.values():
             buffer.reorder(rows)
         if contexts is not None:
-            self._reorder_contexts(contexts)
-        self.beams = beams
-        self._notify(rows, done=contexts is not None)
-
-    def _notify(self, rows: Tensor, done: bool) -> None:
+            for owner, pair in self._fixed.items():
+                k, v = (t.transpose(1, 2).index_select(0, contexts.to(t.device)).transpose(1, 2) for t in pair)
+                self._fixed[owner] = (k, v)
         for observer in list(self.observers):
             observer(rows, done)
-
-    def _reorder_contexts(self, rows: Tensor) -> None:
-        for owner, pair in self._fixed.items():
-            k, v = (t.transpose(1, 2).index_select(0, rows.to(t.device)).transpose(1, 2) for t in pair)
-            self._fixed[owner] = (k, v)
 
     def crop(self, n: int) -> None:
         """Forget all but the first `n` tokens; with 0 the context too, for a fresh start."""

@@ -16,7 +16,7 @@ from clearhead.errors import ConfigError
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import EncoderDecoder
 
-SMALLEST = 1e-20  # probability of copying a token that is not in the source: its logarithm stays finite
+LEAST_COPIED = 1e-20  # probability of copying a token that is not in the source: its logarithm stays finite
 RECENT = 2  # tokens of the target that are compared with those before a place of the source
 GAIN = 10.0  # the few numbers that weigh matches learn at ten times the rate: they must become large
 NOTHING, BEFORE = -1, -2  # stand before the source and before the target: they equal no token, nor each other
@@ -153,7 +153,7 @@ def pointer_loss(
     generated = logits.gather(-1, right[..., None])[..., 0] - normaliser
     weights, gate = model.copying(hidden, context, source, list_recent(target), mask)
     copied = (weights * (source[:, None] == right[..., None])).sum(-1)
-    mixed = torch.logaddexp(F.logsigmoid(gate) + generated, F.logsigmoid(-gate) + (copied + SMALLEST).log())
+    mixed = torch.logaddexp(F.logsigmoid(gate) + generated, F.logsigmoid(-gate) + (copied + LEAST_COPIED).log())
     losses = -mixed if not smoothing else -(1 - smoothing) * mixed - smoothing * (logits.mean(-1) - normaliser)
     return losses.masked_fill(labels < 0, 0.0).sum()
 

@@ -118,11 +118,6 @@ class HuggingFaceConfig:
             if self.has(key) and self.values[key] != value:
                 raise self.unsupported(key, f"only {key}={json.dumps(value)} can be read")
 
-    def refuse_unsupported(self) -> None:
-        for key in UNSUPPORTED:
-            if self.values.get(key):
-                raise self.unsupported(key, "only checkpoints without it can be read")
-
     def make_config(self, **values: Any) -> ModelConfig:
         """The ModelConfig of these values; invalid ones raise CheckpointError, since they come from the checkpoint."""
         try:

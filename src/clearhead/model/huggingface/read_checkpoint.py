@@ -21,7 +21,7 @@ from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model import Model
 from clearhead.model.devices import empty_weights
 from clearhead.model.huggingface import bert, gpt2, llama, marian
-from clearhead.model.huggingface.config_json import CONFIG, HuggingFaceConfig
+from clearhead.model.huggingface.config_json import CONFIG, UNSUPPORTED, HuggingFaceConfig
 from clearhead.model.huggingface.mapping import CheckpointMapping, ParameterMapping
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -58,7 +58,9 @@ def from_huggingface(folder: str | Path) -> Model:
     kind = settings.read_string("model_type")
     if kind not in FAMILIES:
         raise settings.unsupported("model_type", f"only {', '.join(FAMILIES)} can be read")
-    settings.refuse_unsupported()
+    for key in UNSUPPORTED:
+        if settings.values.get(key):
+            raise settings.unsupported(key, "only checkpoints without it can be read")
     with _open_tensors(folder) as tensors:
         return _build_model(FAMILIES[kind](settings, frozenset(tensors)), tensors, folder)
 
