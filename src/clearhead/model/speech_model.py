@@ -70,10 +70,6 @@ class SoundFrontEnd(nn.Module):
         blocks = (ConvolutionBlock(config.width, sound.kernel, config.dropout) for _ in range(sound.blocks))
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(config.width)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """He-normal weights of the convolutions, Xavier-uniform projections, biases zero."""
         for module in self.modules():
             if isinstance(module, (nn.Conv1d, nn.Conv2d)):
                 nn.init.kaiming_normal_(module.weight)

@@ -93,7 +93,9 @@ def _match_tensors(mapping: CheckpointMapping, tensors: Stored, folder: Path) ->
     """All parameter mappings, after checking that every tensor exists and none is left over."""
     mappings: list[ParameterMapping] = []
     for parameter in mapping.parameters:  # stops at the first that is missing, however many layers config.json has
-        parameter = _choose_copy(parameter, tensors)
+        stored = tuple(name for name in parameter.theirs + parameter.copies if name in tensors)
+        if parameter.copies and stored:  # tied weights are stored under at least one of their names
+            parameter = replace(parameter, theirs=stored[:1], copies=stored[1:])
         for name in parameter.theirs:
             if name not in tensors:
                 raise CheckpointError(f"{folder} lacks the tensor {name}, which {CONFIG} asks for")
@@ -101,12 +103,6 @@ def _match_tensors(mapping: CheckpointMapping, tensors: Stored, folder: Path) ->
     used = (parameter.theirs + parameter.copies for parameter in mappings)
     _check_unused(set(tensors).difference(*used), mapping, folder)
     return mappings
-
-
-def _choose_copy(parameter: ParameterMapping, tensors: Stored) -> ParameterMapping:
-    """Tied weights are stored under at least one of their names: uses the first that exists."""
-    stored = tuple(name for name in parameter.theirs + parameter.copies if name in tensors)
-    return replace(parameter, theirs=stored[:1], copies=stored[1:]) if parameter.copies and stored else parameter
 
 
 def _check_shapes(mappings: list[ParameterMapping], model: Model, tensors: Stored, folder: Path) -> None:
