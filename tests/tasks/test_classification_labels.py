@@ -26,8 +26,7 @@ from clearhead.tasks.classification.calibration import (
 from clearhead.tasks.classification.classification_task import TASK
 from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, score_labels
 from clearhead.tasks.classification.classifier_objective import ClassifierObjective, hide_tokens, scores_divergence
-from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
-from clearhead.tasks.classification.classifier_settings import LabelColumn, LabelOptions
+from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, LabelColumn, LabelOptions
 from clearhead.tasks.metrics import count_confusions, count_labels
 from clearhead.tasks.text_windows import split_windows, text_windows
 from clearhead.text import Report

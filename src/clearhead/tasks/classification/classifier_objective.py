@@ -17,8 +17,7 @@ from clearhead.formatting import suggest_name
 from clearhead.model import Classifier
 from clearhead.tasks.classification.calibration import choose_thresholds, fit_temperature
 from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, score_labels
-from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
-from clearhead.tasks.classification.classifier_settings import ClassificationRecipe, LabelOptions
+from clearhead.tasks.classification.classifier_processor import ClassificationRecipe, ClassifierProcessor, LabelOptions
 from clearhead.tasks.losses import UNCOUNTED, consistency_loss, masked_token_loss
 from clearhead.tasks.objective import Objective
 from clearhead.tasks.processor import LabelledTexts

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from clearhead.errors import ConfigError, DataError
 from clearhead.formatting import suggest_name
 from clearhead.tasks.tagging.schemes import detect_scheme, is_tag
-from clearhead.tasks.tagging.sentences import parse_entities
-from clearhead.tasks.tagging.word_splitting import join_words
+from clearhead.tasks.tagging.sentences import join_words, parse_entities
 from clearhead.text import Row
 from clearhead.text.corpora import check_file, describe_type, read_lines, refuse_line, strip_line_end
 
