@@ -25,7 +25,7 @@ from clearhead.tasks.classification.calibration import (
 )
 from clearhead.tasks.classification.classification_task import TASK
 from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, score_labels
-from clearhead.tasks.classification.classifier_objective import ClassifierObjective, hide_tokens, scores_divergence
+from clearhead.tasks.classification.classifier_objective import ClassifierObjective, hide_tokens
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, LabelColumn, LabelOptions
 from clearhead.tasks.metrics import count_confusions, count_labels
 from clearhead.tasks.text_windows import split_windows, text_windows
@@ -225,16 +225,6 @@ def test_weights_by_name_must_be_those_of_labels():
     for wrong in ("even", {"food": 0}):
         with pytest.raises(ConfigError, match=r"loss\.class_weights: should be \"balanced\""):
             recipe_of(loss={"class_weights": wrong})
-
-
-def test_r_drop_adds_nothing_where_both_passes_agree_and_the_divergence_where_not():
-    objective, model, batch = small_task(loss={"r_drop": 5.0})
-    plain, _, _ = small_task()
-    assert objective.loss(model, batch).item() == pytest.approx(plain.loss(model, batch).item(), abs=1e-9)
-    one, other = torch.tensor([[0.0, 1.0]]), torch.tensor([[2.0, -1.0]])
-    p, q = one.softmax(-1), other.softmax(-1)
-    wanted = ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2
-    assert scores_divergence(one, other, multi_label=False).item() == pytest.approx(wanted.item(), abs=1e-6)
 
 
 def test_hidden_tokens_are_a_share_of_those_that_may_be_hidden():

@@ -67,8 +67,6 @@ class ClassificationLoss(Section):
     token_dropout: float = Field(0.0, ge=0, lt=1)  # share of tokens that are hidden in training, others each time
     # Hidden tokens are also predicted, as in masked language models; weight of that loss.
     masked: float = Field(0.0, ge=0)
-    # R-Drop (Liang et al. 2021): weight of the divergence between two passes with different dropout; 0: one pass.
-    r_drop: float = Field(0.0, ge=0)
     # "balanced": each label weighs as much as any other, however rare; or { label = weight }.
     class_weights: Annotated[
         Literal["balanced"] | dict[str, PositiveFloat] | None,
