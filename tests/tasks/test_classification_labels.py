@@ -15,7 +15,7 @@ from sklearn.metrics import classification_report, confusion_matrix, f1_score
 import clearhead
 from clearhead.cli import main
 from clearhead.errors import ConfigError, DataError
-from clearhead.model.output_heads import BUCKETS, GAIN
+from clearhead.model.output_heads import GAIN, NGRAM_ROWS
 from clearhead.predictor import Predictor
 from clearhead.tasks.classification.calibration import (
     choose_thresholds,
@@ -417,7 +417,7 @@ def test_runs_of_tokens_have_scores_of_their_own():
     hashes = [one + 1 for one in tokens] + [
         ((one + 1) * 1_000_003 + other + 1) % 2_147_483_647 for one, other in pairwise(tokens)
     ]
-    rows = model.ngrams.rows.weight[torch.tensor(hashes) % BUCKETS]
+    rows = model.ngrams.rows.weight[torch.tensor(hashes) % NGRAM_ROWS]
     assert torch.allclose(moved[place], GAIN * rows.sum(0) / len(hashes) ** 0.5)
     with pytest.raises(ValueError, match="also scores n-grams of tokens; pass tokens= as well"):
         model.label_scores(torch.zeros(1, 3, 20).double(), torch.tensor([3]))

@@ -159,7 +159,7 @@ def test_an_entity_inside_a_word_is_learned_as_the_word_and_counted(write):
         ),
         ('{"text": "EU"}', "no 'entities'"),
         ('{"text": 3, "entities": []}', "'text' must be a text, not a number"),
-        ("[]", "an object with text and entities is needed, not a list"),
+        ("[]", "an object with text, entities is needed, not a list"),
         ("{", "not JSON"),
     ],
 )
