@@ -232,7 +232,7 @@ class Trainer:
                 answerer = data.task.answerer(data.processor, self.model)
                 evaluation = data.objective.evaluate(answerer, data.dev_rows[: train.evaluate_lines])
             self.model.train()
-        return self.processes.sum(total)[0] / int(dev.counts.sum()), evaluation
+        return self.processes.sum(total) / int(dev.counts.sum()), evaluation
 
     def _is_planned_save(self) -> bool:
         """Whether the recipe asks for a checkpoint at this step."""
