@@ -133,18 +133,10 @@ def to_seen(got: AttentionArguments, keys: int, masks: Masks) -> Seen:
     mask, bias = _read_mask_once(got, keys, masks)
     if got.bias is not None:
         bias = got.bias[..., :keys] if bias is None else got.bias[..., :keys] + bias
-    scale = got.scale
-    if scale is None:
-        scale = got.q.shape[-1] ** -0.5
+    scale = got.q.shape[-1] ** -0.5 if got.scale is None else got.scale
     k, v = got.k[:, :, :keys], got.v[:, :, :keys]
-    logsumexp = None
-    if (
-        got.sdpa_observer is not None
-        and got.mask is None
-        and bias is None
-        and got.softcap is None
-        and got.sinks is None
-    ):
+    logsumexp, plain = None, got.mask is None and bias is None and got.softcap is None and got.sinks is None
+    if got.sdpa_observer is not None and plain:
         logsumexp = got.sdpa_observer.logsumexp(got.q, keys=keys, scale=scale, causal=mask is not None)
     return Seen(
         got.q,
