@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.errors import DataError
-from clearhead.text.word_starts import encode_words
+from clearhead.text.pieces import encode_words
 
 if TYPE_CHECKING:
     from clearhead.text import Report, Row, Tokenizer
