@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from small_scenes import make_scenes
+from small_scenes import find_covered, make_scenes
 
 from measuring import RESULTS, hardware
 
@@ -224,9 +224,9 @@ def best_head(
                 if chosen is None or chosen == (name, head):
                     weights = record[name].weights(batch=0, head=head).float()
                     for place, shape in places:
-                        covered = torch.from_numpy(scene.covered(shape, rows, columns)).flatten()
+                        covered = torch.from_numpy(find_covered(scene, shape, rows, columns)).flatten()
                         found.setdefault((name, head), []).append(float(weights[place, covered].sum()))
-        areas += [scene.covered(shape, rows, columns).mean() for _, shape in places]
+        areas += [find_covered(scene, shape, rows, columns).mean() for _, shape in places]
     best = chosen or max(found, key=lambda head: statistics.mean(found[head]))
     shares = found[best]
     return best, statistics.mean(shares), statistics.mean(share > 0.6 for share in shares), float(np.mean(areas))

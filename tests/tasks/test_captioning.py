@@ -17,10 +17,14 @@ from clearhead.images.scenes import make_pairs
 from clearhead.model import PictureToText
 from clearhead.predictor import Predictor
 from clearhead.tasks import TASKS
-from clearhead.tasks.captioning.caption_generation import CaptionAnswerer
 from clearhead.tasks.captioning.caption_processor import CaptionProcessor
-from clearhead.tasks.captioning.caption_scores import score_captions
-from clearhead.tasks.captioning.captioning_task import TASK, find_nearest, score_nearest
+from clearhead.tasks.captioning.captioning_task import (
+    TASK,
+    CaptionAnswerer,
+    find_nearest,
+    score_captions,
+    score_nearest,
+)
 from clearhead.tasks.media import PictureInput
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText
 from clearhead.tasks.sequence_to_sequence.search import SearchOptions
@@ -169,7 +173,7 @@ def broken_files(folder: Path) -> dict[str, str]:
     huge[29:33] = zlib.crc32(bytes(huge[12:29])).to_bytes(4, "big")
     (folder / "huge.png").write_bytes(bytes(huge))
     return {
-        "text.png": "it contains text",
+        "text.png": "is no readable PNG, JPEG, WebP or GIF file",
         "empty.png": "is empty",
         "half.png": "damaged or incomplete",
         "folder.png": "is a folder",
@@ -262,10 +266,7 @@ def test_archives_of_pixels_and_texts_are_data(tmp_path):
     with pytest.raises(DataError, match="no archive with the arrays pixels and texts"):
         CaptionProcessor.read(path)
     np.savez(path, pixels=pixels[0], texts=np.array(["a"]))
-    with pytest.raises(DataError, match="pixels must be bytes"):
-        CaptionProcessor.read(path)
-    np.savez(path, pixels=pixels, texts=np.array(["a"]))
-    with pytest.raises(DataError, match=r"a text for each picture, got uint8 \(2, 5, 7, 3\) and \(1,\)"):
+    with pytest.raises(DataError, match=r"pixels and texts differ in number, \(5, 7, 3\) and \(1,\)"):
         CaptionProcessor.read(path)
     np.savez_compressed(path, pixels=np.random.default_rng(1).integers(0, 9, pixels.shape, np.uint8), texts=["a", "b"])
     damaged = bytearray(path.read_bytes())
@@ -280,7 +281,7 @@ def test_archives_of_pixels_and_texts_are_data(tmp_path):
 
 def test_augmentation_changes_training_batches_only_and_follows_the_seed(predictor):
     processor, rows = predictor.processor, rows_of("a red cat", "a blue dog")
-    recipe = recipe_of(augmentation={"words": 0.5})
+    recipe = recipe_of()
     training, plain = processor.examples(rows, Report(), recipe), processor.examples(rows, Report())
     batch = Batch(np.arange(2), (15, 8))
 
@@ -290,9 +291,8 @@ def test_augmentation_changes_training_batches_only_and_follows_the_seed(predict
 
     one, same, other = collate(training, 1), collate(training, 1), collate(training, 2)
     assert torch.equal(one.pictures, same.pictures)
-    assert torch.equal(one.target, same.target)
     assert not torch.equal(one.pictures, other.pictures)
-    assert not torch.equal(one.target, collate(plain, 1).target)  # words are hidden
+    assert torch.equal(one.target, collate(plain, 1).target)
     assert torch.equal(one.labels, collate(plain, 1).labels)
     assert torch.equal(collate(plain, 1).pictures, collate(plain, 2).pictures)
     assert torch.equal(one.target[:, 0], torch.full((2,), processor.target.start))

@@ -99,7 +99,7 @@ def test_a_folder_without_such_files_is_refused(tmp_path):
 def test_a_text_beside_a_file_that_is_not_utf_8_is_refused(tmp_path):
     write(tmp_path, "b.number", "2")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe2")
-    with pytest.raises(DataError, match=r"b\.txt: not UTF-8"):
+    with pytest.raises(DataError, match=r"b\.txt cannot be read as UTF-8"):
         list(read(tmp_path))
 
 

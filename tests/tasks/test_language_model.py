@@ -10,10 +10,8 @@ import torch.nn.functional as F
 import clearhead
 from clearhead.cli import main
 from clearhead.errors import ConfigError, DataError
-from clearhead.tasks.language_model.language_answerer import LanguageAnswerer
-from clearhead.tasks.language_model.language_processor import LanguageProcessor
-from clearhead.tasks.language_model.language_settings import LanguageOptions
-from clearhead.tasks.language_model.language_task import TASK, LanguageObjective
+from clearhead.tasks.language_model.language_processor import LanguageOptions, LanguageProcessor
+from clearhead.tasks.language_model.language_task import TASK, LanguageAnswerer, LanguageObjective
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import run_training

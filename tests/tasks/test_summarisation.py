@@ -15,7 +15,6 @@ from clearhead.explore.figures.sentence_coverage import record_coverage
 from clearhead.model import PointerGenerator
 from clearhead.predictor import Predictor
 from clearhead.tasks.sequence_to_sequence.search import PartNumber
-from clearhead.tasks.summarisation.lead_baseline import have_lines
 from clearhead.tasks.summarisation.rouge import rouge_scores
 from clearhead.tasks.summarisation.source_coverage import measure_coverage, split_sentences
 from clearhead.tasks.summarisation.summarisation_task import TASK, SummaryProcessor
@@ -71,43 +70,14 @@ def test_the_tiny_recipe_learns_to_copy_names_it_has_never_read(run_folder):
     assert losses[-1] < losses[0] / 2
 
 
-def test_predict_and_figures_show_what_the_summary_covers(summariser):
-    text = "The trains were late again. Violet had to cancel the game on Friday. We are still painting the kitchen."
-    answer = summariser.predict(text, coverage=True)
-    shown = answer.to_json()
-    assert shown["output"] == answer.text
-    covered = shown["coverage"]
-    assert [one["text"] for one in covered["sentences"]] == [f"{part}." for part in text[:-1].split(". ")]
-    assert sum(one["attention"] for one in covered["sentences"]) == pytest.approx(1.0, abs=1e-3)
-    assert "coverage" not in summariser.predict(text).to_json()
-    record = summariser.look(text, answer=answer.text, keep="none")
-    assert record_coverage(record).to_json()["attended"] == pytest.approx(covered["attended"], abs=0.1)
-    names = [one.name for one in figure_set.list_record_figures(record)]
-    assert names[0] == "coverage"
-
-
-def test_coverage_shows_the_text_as_it_was_written(summariser):
-    """Not as the model reads it: full-width letters, ellipses and spaces are normalised there."""
-    sentences = ["The Ｔrains were  late again…", "Violet said:\n“No！”", "We paint the ½ kitchen ①."]
-    text = " ".join(sentences)
-    assert summariser.processor.source.normal(text) != text
-    answer = summariser.predict(text, coverage=True)
-    assert [one.text for one in answer.coverage.sentences] == sentences
-    record = summariser.look(text, answer=answer.text)
-    drawn = [one.text for one in record_coverage(record).sentences]
-    assert drawn[0].startswith("The Ｔrains were late again")
-    assert drawn[1].startswith("Violet said: “No")
-    assert drawn[2].endswith("kitchen ①.")
-    assert [one.tokens for one in record_coverage(record).sentences] == [
-        one.tokens for one in answer.coverage.sentences
-    ]
-
-
-def test_coverage_on_the_command_line_is_refused_without_json(run_folder, capsys):
-    from clearhead.cli import main
-
-    assert main(["predict", str(run_folder), "Dora is late.", "--coverage"]) == 2
-    assert "--coverage has no effect without --json" in capsys.readouterr().err
+def test_figures_show_what_the_summary_covers(summariser):
+    """Sentences with full-width letters, ellipses and spaces, which the model reads normalised."""
+    text = " ".join(["The Ｔrains were  late again…", "Violet said:\n“No！”", "We paint the ½ kitchen ①."])
+    record = summariser.look(text)
+    covered = record_coverage(record).sentences
+    assert [sentence.text[:12] for sentence in covered] == ["The Ｔrains w", "Violet said:", "We paint the"]
+    assert sum(sentence.attention for sentence in covered) == pytest.approx(1.0, abs=1e-3)
+    assert next(figure.name for figure in figure_set.list_record_figures(record)) == "coverage"
 
 
 def test_a_summary_streams_and_keeps_to_its_longest(summariser):
@@ -238,7 +208,6 @@ def test_the_baseline_is_the_first_sentence_or_three_lines_of_a_dialogue():
     rows = rows_of([("A: one\nB: two\nA: three\nB: four", "a one b two a three")])
     found = TASK.baseline(processor, [], rows)
     assert (found.name, found.scores["rouge1"]) == ("lead-3 (the first 3 lines)", 100.0)
-    assert not have_lines([])
 
 
 # coverage

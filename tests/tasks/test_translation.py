@@ -14,7 +14,7 @@ from clearhead.model import EncoderDecoder
 from clearhead.predictor import Predictor
 from clearhead.tasks.segmentation import has_loop
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText
-from clearhead.tasks.sequence_to_sequence.pair_processor import PairExamples
+from clearhead.tasks.sequence_to_sequence.pairs import PairExamples
 from clearhead.tasks.sequence_to_sequence.search import PartNumber, Search
 from clearhead.tasks.translation import (
     TASK,

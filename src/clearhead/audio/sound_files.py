@@ -37,7 +37,6 @@ class _Header(NamedTuple):
 def _read_header(path: str | Path) -> _Header:
     """The header of a WAV or FLAC file, without its samples; a DataError for anything else."""
     soundfile = _import_soundfile()
-    _check_file(Path(path))
     try:
         info = soundfile.info(str(path), verbose=True)
     except soundfile.SoundFileError as error:
@@ -79,20 +78,6 @@ def write_sound(path: str | Path, sound: Float[Tensor, " samples"], rate: int) -
         file.setsampwidth(2)
         file.setframerate(rate)
         file.writeframes(samples.astype("<i2").tobytes())
-
-
-def _check_file(path: Path) -> None:
-    """Refuses what is no file with something in it; a named pipe, which would be waited for, is not opened."""
-    try:
-        size, folder, regular = path.stat().st_size, path.is_dir(), path.is_file()
-        if regular:
-            path.open("rb").close()
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if not regular:
-        raise DataError(f"{path} is {'a folder' if folder else 'no regular file'}; a WAV or FLAC file is needed")
-    if not size:
-        raise DataError(f"{path} is empty; a WAV or FLAC file is needed")
 
 
 def check_samples(name: str | Path, samples: Float[Tensor, "*shape"], seconds: float = 0.0) -> None:

@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.decode.writer import Writer
-from clearhead.errors import DecodeError
 from clearhead.model import SpeechModel
 
 LEAST = -1e4  # stands for a log-probability of −inf: sums and differences of it stay finite
@@ -83,9 +82,9 @@ class CtcPrefixes:
         """Keeps these prefixes, those of each sound together; with `kept_rows`, only these sounds, in this order."""
         row = self.row[prefixes]
         if kept_rows is not None:
-            place = torch.full((len(self.frames),), -1, device=row.device)
-            place[kept_rows] = torch.arange(len(kept_rows), device=row.device)
-            self.frames, row = self.frames[kept_rows], place[row]
+            new_row = torch.full((len(self.frames),), -1, device=row.device)
+            new_row[kept_rows] = torch.arange(len(kept_rows), device=row.device)
+            self.frames, row = self.frames[kept_rows], new_row[row]
         self.row, self.last, self.total = row, self.last[prefixes], self.total[prefixes]
         self.token, self.blank = self.token[prefixes], self.blank[prefixes]
 
@@ -102,12 +101,10 @@ class JointWriter(Writer):
         context: Float[Tensor, "rows positions width"],
         lengths: Int[Tensor, " rows"],
         *,
-        weight: float,
+        weight: float,  # from 0, the decoder alone, to 1, CTC alone
         blank: int,
         end: int,
     ) -> None:
-        if not 0 <= weight < 1:
-            raise DecodeError(f"the weight of CTC must be at least 0 and less than 1 here, got {weight}")
         super().__init__(model, [[]] * len(context), context=context, context_lengths=lengths)
         self.normalised = weight > 0
         self.weight, self.blank, self.end = weight, blank, end

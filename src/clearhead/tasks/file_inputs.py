@@ -98,22 +98,20 @@ class FileInputs(TextInputs, ABC):
 
     def find_problem(self, row: Row) -> str | None:
         """Why a row cannot be used: its file is missing or unreadable, or it has no text."""
-        given = row.values[0]
-        if not isinstance(given, LoadedInput):
-            given = self._load_checked(given)
-        if isinstance(given, UnreadableInput):
-            return given.reason
+        content = self._load_checked(row.values[0])
+        if isinstance(content, UnreadableInput):
+            return content.reason
         return None if str(row.values[1]).strip() else "without a text"
 
-    def _load_checked(self, given: Any) -> LoadedInput | UnreadableInput:
-        if isinstance(given, UnreadableInput):
-            return given
+    def _load_checked(self, source: Any) -> LoadedInput | UnreadableInput:
+        if isinstance(source, UnreadableInput):
+            return source
         try:
-            return self.load_input(given)
+            return self.load_input(source)
         except DataError as error:
-            missing = isinstance(given, (str, Path)) and not os.path.exists(given)
+            missing = isinstance(source, (str, Path)) and not os.path.exists(source)
             reason = f"with {'a missing' if missing else 'an unreadable'} {self.kind} file"
-            return UnreadableInput(self.describe(given), reason, str(error))
+            return UnreadableInput(self.describe(source), reason, str(error))
 
     # Inputs
 
@@ -128,8 +126,18 @@ class FileInputs(TextInputs, ABC):
                 raise DataError(f"the path of a {self.kind} file is needed, got an empty text")
             if re.match(r"\w+://", str(given)):
                 raise DataError(f"{given}: a {self.kind} is read from a file, not from an address")
-            return LoadedInput(str(given), self.load_file(Path(given).expanduser()))
+            return LoadedInput(str(given), self.load_file(self._check_file(Path(given).expanduser())))
         return LoadedInput(self.describe(given), self.load_value(given))
+
+    def _check_file(self, path: Path) -> Path:
+        """Refuses what is no file with something in it; a named pipe, which would be waited for, is not opened."""
+        if not os.path.exists(path):
+            raise DataError(f"{path}: there is no such file")
+        if not path.is_file():
+            raise DataError(f"{path} is {'a folder' if path.is_dir() else 'no regular file'}, not a {self.kind} file")
+        if not path.stat().st_size:
+            raise DataError(f"{path} is empty")
+        return path
 
     def check(self, given: Any, place: str = "the input") -> Any:
         """An input of `predict`: a path, or the content of a file, which is decoded at once."""
@@ -166,19 +174,14 @@ class FileInputs(TextInputs, ABC):
         return name if isinstance(name, str) else f"a {self.kind} in memory"
 
     def identify(self, row: Row) -> str:
-        given = row.values[0]
-        if not isinstance(given, LoadedInput):
-            return self.describe(given)
-        parts = given.content if isinstance(given.content, tuple) else (given.content,)
-        digest = hashlib.sha256()
-        for part in parts:
-            digest.update(np.ascontiguousarray(part).tobytes())
-        return digest.hexdigest()
+        source = row.values[0]
+        if not isinstance(source, LoadedInput):
+            return self.describe(source)
+        return hashlib.sha256(np.ascontiguousarray(source.content).tobytes()).hexdigest()
 
     def show_row(self, row: Row) -> str:
-        given = row.values[0]
-        in_memory = isinstance(given, LoadedInput) and given.name == f"a {self.kind} in memory"
-        return row.where if in_memory else self.describe(given)
+        name = self.describe(row.values[0])
+        return row.where if name == f"a {self.kind} in memory" else name
 
     # Samples
 
@@ -231,8 +234,8 @@ def resolve_paths(rows: Iterable[Row], columns: tuple[str, ...]) -> Iterator[Row
         path = row.values[0].strip()
         if row.line == 1 and row.values == columns and not (Path(row.file).parent / path).exists():
             continue
-        found = str(Path(row.file).parent / Path(path).expanduser()) if path else ""
-        yield row._replace(values=(found, *row.values[1:]))
+        resolved = str(Path(row.file).parent / Path(path).expanduser()) if path else ""
+        yield row._replace(values=(resolved, *row.values[1:]))
 
 
 def _read_beside(path: Path) -> str:
@@ -242,10 +245,8 @@ def _read_beside(path: Path) -> str:
         return " ".join(beside.read_text(encoding="utf-8-sig").split())
     except FileNotFoundError:
         return ""
-    except UnicodeDecodeError as error:
-        raise DataError(f"{beside}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
-    except OSError as error:
-        raise DataError(f"{beside} cannot be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, OSError) as error:
+        raise DataError(f"{beside} cannot be read as UTF-8: {error}") from None
 
 
 def _is_list_of_inputs(inputs: Any) -> bool:

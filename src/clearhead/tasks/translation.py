@@ -12,10 +12,9 @@ from pydantic import Field
 from clearhead.decode import Hypothesis
 from clearhead.tasks.answerer import Scores
 from clearhead.tasks.metrics import translation_scores
-from clearhead.tasks.segmentation import count_sentences, measure_han_share, restore_full_width, split_text
+from clearhead.tasks.segmentation import are_chinese, count_sentences, restore_full_width, split_text
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, GeneratingAnswerer
-from clearhead.tasks.sequence_to_sequence.pair_objective import PairObjective
-from clearhead.tasks.sequence_to_sequence.pair_processor import PairProcessor, PairRecipe
+from clearhead.tasks.sequence_to_sequence.pairs import PairObjective, PairProcessor, PairRecipe
 from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
 from clearhead.tasks.sequence_to_sequence.text_generation import TextGeneration, TextTracer
 from clearhead.tasks.settings import option
@@ -24,8 +23,7 @@ from clearhead.tasks.task import Task
 if TYPE_CHECKING:
     from clearhead.text import Row
 
-CHINESE = 0.3  # the share of Chinese characters from which on a target is Chinese
-NUMBERS_SHOWN = 60  # characters of a note on lost numbers
+LONGEST_LIST = 60  # characters of the lost numbers in a note
 
 
 class TranslationDecode(Decode):
@@ -52,7 +50,7 @@ class TranslationProcessor(PairProcessor[TranslationRecipe]):
 
     def adapt(self, rows: Sequence[Row], recipe: TranslationRecipe) -> None:
         if self.decode.bleu_tokenizer is None:
-            chinese = measure_han_share([row.values[1] for row in rows[:1000]]) > CHINESE
+            chinese = are_chinese([row.values[1] for row in rows[:1000]])
             self.decode = self.decode.model_copy(update={"bleu_tokenizer": "zh" if chinese else "13a"})
 
 
@@ -78,7 +76,7 @@ class TranslationGeneration(TextGeneration[TranslationProcessor]):
 
     def input_notes(self, given: str, text: str) -> list[str]:
         lost = ", ".join(find_lost_numbers(given, text))
-        shown = lost if len(lost) <= NUMBERS_SHOWN else f"{lost[:NUMBERS_SHOWN]}…"
+        shown = lost if len(lost) <= LONGEST_LIST else f"{lost[:LONGEST_LIST]}…"
         return [f"numbers of the text are missing in the translation: {shown}"] if lost else []
 
 

@@ -31,9 +31,7 @@ class PictureInputs(FileInputs):
     kind = "picture"
     suffixes = (".png", ".jpg", ".jpeg", ".webp", ".gif")
     generators = MappingProxyType(
-        {
-            "pairs": lambda part, count: (scene[:2] for scene in make_pairs(part, count or 1000)),
-        }
+        {"pairs": lambda part, count: (scene[:2] for scene in make_pairs(part, count or 1000))}
     )
 
     def __init__(self, preprocessing: Preprocessing) -> None:
@@ -78,14 +76,9 @@ def read_archive(path: Path) -> Iterator[Row]:
             pixels, texts = archive["pixels"], archive["texts"]
     except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is no archive with the arrays pixels and texts ({error})") from None
-    is_bytes = pixels.dtype == np.uint8 and pixels.ndim == 4 and pixels.shape[3] == 3
-    if not is_bytes or texts.shape != pixels.shape[:1]:
-        raise DataError(
-            f"{path}: pixels must be bytes (pictures, height, width, 3) with a text for each picture, got "
-            f"{pixels.dtype} {pixels.shape} and {texts.shape}"
-        )
-    pairs = zip(pixels, texts.tolist(), strict=True)
-    return (Row(pair, str(path), number) for number, pair in enumerate(pairs, 1))
+    if texts.shape != pixels.shape[:1]:
+        raise DataError(f"{path}: pixels and texts differ in number, {pixels.shape} and {texts.shape}")
+    return (Row(pair, str(path), number) for number, pair in enumerate(zip(pixels, texts.tolist(), strict=True), 1))
 
 
 def _to_bytes(picture: Float[Tensor, "3 height width"]) -> UInt8[Tensor, "3 height width"]:

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.decode import Writer, distribution
+from clearhead.decode import Writer
+from clearhead.decode.sampling import SamplingOptions, draw_tokens
 from clearhead.model import Decoder
 from clearhead.model.small_passes import lock_steps, pass_lock
 from clearhead.tasks.answerer import Prediction
 from clearhead.tasks.finite_scores import check_finite
-from clearhead.tasks.language_model.language_settings import LanguageDecode
+from clearhead.tasks.language_model.language_processor import LanguageDecode
 
 if TYPE_CHECKING:
     from clearhead.text import Tokenizer
@@ -90,9 +91,9 @@ class WrittenText:
         """Decodes what has been written; a stop text in it ends the text before it."""
         tail = self.tokens[max(0, self.prompt - TAIL) :]
         self.text = self.writing.tokenizer.decode(tail)[len(self._before) :]
-        found = [place for stop in self.writing.stops if (place := self.text.find(stop)) >= 0]
-        if found:
-            self.text, self.finish = self.text[: min(found)], "stop"
+        begins = [self.text.find(stop) for stop in self.writing.stops if stop in self.text]
+        if begins:
+            self.text, self.finish = self.text[: min(begins)], "stop"
         self.stable = self.text
         if self.finish is None:
             self.stable = hold_back(self.text.rstrip(BROKEN), self.writing.stops)
@@ -146,26 +147,24 @@ def write_texts(model: Decoder, texts: Sequence[WrittenText], *, stream: bool = 
 def _write_steps(model: Decoder, texts: Sequence[WrittenText], stream: bool) -> Iterator[None]:
     active = list(texts)
     while active:
-        windows = [one.window for one in active]
-        writer = Writer.continuing(model, [one.tokens[one.window :] for one in active])
+        windows = [text.window for text in active]
+        writer = Writer.continuing(model, [text.tokens[text.window :] for text in active])
         logits = writer.begin(None)
         while True:
             tokens = _choose_tokens(logits, active)
-            for one, token in zip(active, tokens.tolist(), strict=True):
-                one.append(token)
-                if stream or one.writing.stops or one.finish:
-                    one.update_text()
+            for text, token in zip(active, tokens.tolist(), strict=True):
+                text.append(token)
+                if stream or text.writing.stops or text.finish:
+                    text.update_text()
             yield
-            kept = [place for place, one in enumerate(active) if one.finish is None]
-            moved = any(active[place].window != windows[place] for place in kept)
-            if len(kept) < len(active):
-                active, windows = [active[place] for place in kept], [windows[place] for place in kept]
-            if not active or moved:
+            unfinished = [row for row, text in enumerate(active) if text.finish is None]
+            active, windows = [active[row] for row in unfinished], [windows[row] for row in unfinished]
+            if not active or windows != [text.window for text in active]:
                 break
-            if len(kept) < len(tokens):
-                places = torch.tensor(kept, device=tokens.device)
-                writer.select_beams(places[:, None], places)
-                tokens = tokens[places]
+            if len(active) < len(tokens):
+                rows = torch.tensor(unfinished, device=tokens.device)
+                writer.select_beams(rows[:, None], rows)
+                tokens = tokens[rows]
             logits = writer.advance(tokens)
 
 
@@ -175,21 +174,18 @@ def _choose_tokens(logits: Tensor, texts: Sequence[WrittenText]) -> Tensor:
     writing = texts[0].writing
     decode, tokenizer = writing.decode, writing.tokenizer
     check_finite(logits)
-    for row, one in zip(logits, texts, strict=True):
+    for row, text in zip(logits, texts, strict=True):
         if decode.repetition_penalty != 1:
-            _penalise(row, one.tokens, decode.repetition_penalty)
-        if banned := one.forbidden():
+            _penalise(row, text.tokens, decode.repetition_penalty)
+        if banned := text.forbidden():
             row[banned] = -torch.inf
     never = [token for token in (tokenizer.pad, tokenizer.start) if token != tokenizer.end]
     logits[:, [*never, *range(tokenizer.size, logits.shape[1])]] = -torch.inf
     if decode.temperature == 0:
         return logits.argmax(-1)
-    cuts = {"top_k": decode.top_k, "top_p": decode.top_p, "min_p": decode.min_p}
-    sums = distribution(logits.double(), temperature=decode.temperature, **cuts).cumsum(-1)  # type: ignore[arg-type]
-    total = sums[:, -1:]
-    drawn = torch.stack([one.draw() for one in texts]).to(logits.device)[:, None] * total
-    below = total.nextafter(torch.zeros_like(total))  # else rounding might reach past the last token
-    return torch.searchsorted(sums, torch.minimum(drawn, below), right=True)[:, 0]
+    chances = torch.stack([text.draw() for text in texts]).to(logits.device)
+    options = SamplingOptions(decode.temperature, decode.top_k, decode.top_p, decode.min_p)
+    return draw_tokens(logits, chances, options)
 
 
 def _penalise(logits: Tensor, tokens: Sequence[int], penalty: float) -> None:

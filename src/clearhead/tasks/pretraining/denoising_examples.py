@@ -15,7 +15,7 @@ from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.pretraining.document_windows import BEGINS, INSIDE, SPECIAL, TextWindow, find_sentences
 from clearhead.tasks.pretraining.masked_examples import make_generator
 from clearhead.tasks.processor import Examples
-from clearhead.tasks.sequence_to_sequence.pair_processor import Pairs
+from clearhead.tasks.sequence_to_sequence.pairs import Pairs
 from clearhead.text.batches import Batch, Ragged
 
 if TYPE_CHECKING:

@@ -23,13 +23,11 @@ from clearhead.tasks.pretraining.masked_task import SAMPLES, read_saved
 from clearhead.tasks.pretraining.pretraining_settings import Masking, PretrainingRecipe
 from clearhead.tasks.processor import Examples
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, GeneratingAnswerer
-from clearhead.tasks.sequence_to_sequence.pair_objective import TextToTextObjective, pair_loss
-from clearhead.tasks.sequence_to_sequence.pair_processor import Pairs, TextToTextProcessor
+from clearhead.tasks.sequence_to_sequence.pairs import Pairs, TextToTextObjective, TextToTextProcessor, pair_loss
 from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
 from clearhead.tasks.sequence_to_sequence.text_generation import TextGeneration, TextTracer
 from clearhead.tasks.settings import validate
 from clearhead.tasks.task import Task
-from clearhead.tasks.trace import Trace
 from clearhead.text.report import Report
 
 if TYPE_CHECKING:
@@ -148,13 +146,11 @@ class DenoisingObjective(TextToTextObjective[DenoisingProcessor, PretrainingReci
 
 
 class DenoisingTracer(TextTracer[DenoisingAnswerer]):
-    def traces(self, given: str, *, answer: str | None, options: SearchOptions) -> list[Trace]:
-        """A text with its masks and what is written for it; with an answer given, that one."""
-        if answer is None:
-            return super().traces(given, answer=None, options=options)
+    def whole_parts(self, given: str) -> list[list[int]]:
+        """All tokens of a text with its masks, for an answer that somebody gives."""
         processor = self.answerer.processor
-        source = encode_masked(processor.source, given, processor.mask)
-        return [self.make_trace(source, processor.target.encode(answer), answer, given=True)] if source else []
+        tokens = encode_masked(processor.source, given, processor.mask)
+        return [tokens] if tokens else []
 
 
 DENOISING = Task(

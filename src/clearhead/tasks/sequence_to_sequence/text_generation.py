@@ -11,10 +11,8 @@ from torch import Tensor
 
 from clearhead.decode import Hypothesis, Writer
 from clearhead.tasks.segmentation import cut_repeats, has_loop
-from clearhead.tasks.sequence_to_sequence.generation import GeneratingAnswerer, Generation
-from clearhead.tasks.sequence_to_sequence.generation_tracer import GenerationTracer
-from clearhead.tasks.sequence_to_sequence.pair_processor import TextToTextProcessor
-from clearhead.tasks.sequence_to_sequence.search import SearchOptions
+from clearhead.tasks.sequence_to_sequence.generation import GeneratingAnswerer, Generation, GenerationTracer
+from clearhead.tasks.sequence_to_sequence.pairs import TextToTextProcessor
 from clearhead.tasks.trace import Trace
 from clearhead.text.batches import Ragged
 
@@ -53,26 +51,13 @@ class TextGeneration(Generation[ProcessorT, str, list[int]]):
         return has_loop(words) and (not has_loop(part) or len(hypothesis.tokens) > len(part) + 8)
 
 
-class TextTracer(GenerationTracer[TextAnswererT]):
-    def traces(self, given: str, *, answer: str | None, options: SearchOptions) -> list[Trace]:
-        """A text with its answer, part by part; with an answer given, all of it at once."""
-        processor = self.answerer.processor
-        if answer is not None:
-            source, target = processor.source.encode(given), processor.target.encode(answer)
-            return [self.make_trace(source, target, answer, given=True)] if source else []
-        request = self.answerer.begin(options)
-        written = request.write(request.split(given))
-        notes = request.join(given, written).notes
-        return [
-            self.make_trace(one.part, one.hypotheses[0].tokens, request.decode_text(one.hypotheses[0]), notes=notes)
-            for one in written
-        ]
+class TextTracer(GenerationTracer[TextAnswererT, str, list[int]]):
+    def whole_parts(self, given: str) -> list[list[int]]:
+        tokens = self.answerer.processor.source.encode(given)
+        return [tokens] if tokens else []
 
-    def make_trace(self, source: list[int], target: list[int], text: str, **known: Any) -> Trace:
-        """The trace of a part and its answer, both as tokens without start and end."""
-        own, other = self.answerer.processor.source, self.answerer.processor.target
-        reads = {"source": [*source, own.end], "target": [other.start, *target]}
-        return Trace(reads, [*target, other.end], text, **known)
+    def trace_source(self, part: list[int]) -> tuple[list[int], None]:
+        return [*part, self.answerer.processor.source.end], None
 
     def traced_part(self, trace: Trace) -> list[int]:
         return trace.reads["source"][:-1]

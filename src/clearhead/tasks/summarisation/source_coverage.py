@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -37,30 +37,16 @@ class SourceCoverage(NamedTuple):
     attended: float  # the share of the text's tokens
     sentences: list[SentenceCoverage]
 
-    def to_json(self) -> dict[str, Any]:
-        """Rounded shares, for `predict --json`."""
-        sentences = [
-            {"text": one.text, "attended": round(one.attended, 4), "attention": round(one.attention, 4)}
-            for one in self.sentences
-        ]
-        return {"attended": round(self.attended, 4), "sentences": sentences}
 
-
-def measure_coverage(
-    received: Float[Tensor, " tokens"],
-    pieces: Sequence[str],
-    text: str = "",
-    offsets: Sequence[tuple[int, int]] | None = None,
-) -> SourceCoverage:
+def measure_coverage(received: Float[Tensor, " tokens"], pieces: Sequence[str]) -> SourceCoverage:
     """The coverage of a text from the attention that each of its tokens received.
 
     `pieces` are its tokens as a Tokenizer shows them, without the end token. No attention at all covers nothing.
-    With `offsets`, where each token begins and ends in the `text`, sentences have the characters of the text itself.
 
     >>> pieces = ["▁It", "▁rains", ".", "▁We", "▁go", "."]
-    >>> found = measure_coverage(torch.tensor([3.0, 1.0, 0.0, 4.0, 0.0, 0.0]), pieces)
-    >>> round(found.attended, 2), [(one.text, round(one.attended, 2), one.attention) for one in found.sentences]
-    (0.33, [('It rains.', 0.33, 0.5), ('We go.', 0.33, 0.5)])
+    >>> coverage = measure_coverage(torch.tensor([3.0, 1.0, 0.0, 4.0, 0.0, 0.0]), pieces)
+    >>> round(coverage.attended, 2), [(sentence.text, sentence.attention) for sentence in coverage.sentences]
+    (0.33, [('It rains.', 0.5), ('We go.', 0.5)])
     """
     if len(received) != len(pieces):
         raise ShapeError(f"{len(received)} numbers for {len(pieces)} tokens; give one for each")
@@ -69,7 +55,7 @@ def measure_coverage(
     share = received / total.clamp(min=torch.finfo(received.dtype).tiny)
     sentences = [
         SentenceCoverage(
-            (_cut(text, offsets[span]) if offsets else "") or _join(pieces[span]),
+            "".join(_decode_pieces(pieces[span])).strip(),
             span,
             float(attended[span].float().mean()),
             float(share[span].sum()),
@@ -89,10 +75,10 @@ def split_sentences(pieces: Sequence[str]) -> list[slice]:
     for text in _decode_pieces(pieces):
         written += text
         ends.append(len(written))
-    cuts = {found.end() for found in END.finditer(written)} | {found.start() for found in TURN.finditer(written)}
+    cuts = {mark.end() for mark in END.finditer(written)} | {mark.start() for mark in TURN.finditer(written)}
     spans, first = list[slice](), 0
     for cut in sorted({*cuts, len(written)} - {0}):
-        last = next((place + 1 for place, end in enumerate(ends) if end >= cut), len(pieces))
+        last = next((number for number, end in enumerate(ends, 1) if end >= cut), len(pieces))
         if last > first:
             spans.append(slice(first, last))
             first = last
@@ -109,18 +95,3 @@ def _decode_pieces(pieces: Sequence[str]) -> Iterator[str]:
             broken = decoder.decode(b"", final=True)
             decoder.reset()
             yield broken + piece.replace("▁", " ")
-
-
-def _cut(text: str, offsets: Sequence[tuple[int, int]]) -> str:
-    """The part of a text from its first token to its last; "" if these have no characters of their own."""
-    own = [(begin, end) for begin, end in offsets if begin < end]
-    return text[min(begin for begin, _ in own) : max(end for _, end in own)] if own else ""
-
-
-def _join(pieces: Sequence[str]) -> str:
-    """The text of pieces; bytes that are no character become �."""
-    raw = b"".join(
-        bytes([int(piece[3:5], 16)]) if BYTE.fullmatch(piece) else piece.replace("▁", " ").encode("utf-8", "replace")
-        for piece in pieces
-    )
-    return raw.decode("utf-8", "replace").strip()
