@@ -30,7 +30,7 @@ TEXT = ".txt"
 PARTS = ("train", "dev", "test")  # of data that a program makes; no input is in two of them
 SAMPLES = 8
 
-# Makes inputs with their texts: of a part ("train", "dev", "test"), so many (None: as many as it likes).
+# Makes inputs with their texts: of a part ("train", "dev", "test"), and how many (None: as many as it likes).
 Generator = Callable[[str, int | None], Iterator[tuple[Any, str]]]
 
 
@@ -115,19 +115,19 @@ class FileInputs(TextInputs, ABC):
 
     # Inputs
 
-    def load_input(self, given: Any) -> LoadedInput:
+    def load_input(self, source: Any) -> LoadedInput:
         """The content of an input: of a file by its path, or of what is in memory."""
-        if isinstance(given, LoadedInput):
-            return given
-        if isinstance(given, UnreadableInput):
-            raise DataError(given.error)
-        if isinstance(given, (str, Path)):
-            if not str(given).strip():
+        if isinstance(source, LoadedInput):
+            return source
+        if isinstance(source, UnreadableInput):
+            raise DataError(source.error)
+        if isinstance(source, (str, Path)):
+            if not str(source).strip():
                 raise DataError(f"the path of a {self.kind} file is needed, got an empty text")
-            if re.match(r"\w+://", str(given)):
-                raise DataError(f"{given}: a {self.kind} is read from a file, not from an address")
-            return LoadedInput(str(given), self.load_file(self._check_file(Path(given).expanduser())))
-        return LoadedInput(self.describe(given), self.load_value(given))
+            if re.match(r"\w+://", str(source)):
+                raise DataError(f"{source}: a {self.kind} is read from a file, not from an address")
+            return LoadedInput(str(source), self.load_file(self._check_file(Path(source).expanduser())))
+        return LoadedInput(self.describe(source), self.load_value(source))
 
     def _check_file(self, path: Path) -> Path:
         """Refuses what is no file with something in it; a named pipe, which would be waited for, is not opened."""
@@ -139,14 +139,14 @@ class FileInputs(TextInputs, ABC):
             raise DataError(f"{path} is empty")
         return path
 
-    def check(self, given: Any, place: str = "the input") -> Any:
+    def check(self, source: Any, place: str = "the input") -> Any:
         """An input of `predict`: a path, or the content of a file, which is decoded at once."""
-        if isinstance(given, str) and not given.strip():
+        if isinstance(source, str) and not source.strip():
             raise DataError(f"{place} is empty; the path of a {self.kind} file is needed")
-        if isinstance(given, (str, Path, LoadedInput)):
-            return given
+        if isinstance(source, (str, Path, LoadedInput)):
+            return source
         try:
-            return self.load_input(given)
+            return self.load_input(source)
         except DataError as error:
             raise DataError(f"{place}: {error}") from None
 
@@ -167,10 +167,10 @@ class FileInputs(TextInputs, ABC):
             except DataError as error:
                 raise DataError(str(error).replace(str(path), name)) from None
 
-    def describe(self, given: Any) -> str:
-        if isinstance(given, (LoadedInput, UnreadableInput)):
-            return given.name
-        name = str(given) if isinstance(given, (str, Path)) else getattr(given, "name", None)
+    def describe(self, source: Any) -> str:
+        if isinstance(source, (LoadedInput, UnreadableInput)):
+            return source.name
+        name = str(source) if isinstance(source, (str, Path)) else getattr(source, "name", None)
         return name if isinstance(name, str) else f"a {self.kind} in memory"
 
     def identify(self, row: Row) -> str:
@@ -214,7 +214,7 @@ def _generate(source: str, generators: Mapping[str, Generator]) -> Iterator[Row]
         raise ConfigError(f"{source}: no program makes {kind!r}; {suggest_name(kind, generators)}")
     number = parse_whole_number(count)
     if part not in PARTS or (count and not number):
-        raise ConfigError(f"{source}: write {MADE}{kind}.train, .dev or .test, then :1000 for so many rows")
+        raise ConfigError(f"{source}: write {MADE}{kind}.train, .dev or .test, then :1000 for 1,000 rows")
     made = generators[kind](part, number)
     return (Row(values, f"{MADE}{name}", line) for line, values in enumerate(made, 1))
 

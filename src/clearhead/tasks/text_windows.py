@@ -80,14 +80,14 @@ def text_windows(parts: Sequence[Sequence[int]], limit: int, start: int, end: in
     first, second = (part[: pair_size(room)] for part in parts)
     half = max(room // 2, room - len(second))
     return [
-        enclose([one, other], start, end)
-        for one in split_windows(first, half)
+        enclose([window, other], start, end)
+        for window in split_windows(first, half)
         for other in split_windows(second, room - min(half, len(first)))
     ]
 
 
 def pair_size(room: int) -> int:
-    """The most tokens of each text of a long pair that are read, in windows with room for so many of both."""
+    """The most tokens of each text of a long pair that are read, in windows with `room` for both."""
     return PAIR_WINDOWS * (room // 2)
 
 
@@ -103,14 +103,14 @@ def encode_inputs(tokenizer: Tokenizer, inputs: Sequence[Sequence[str]], limit: 
     cut = [cut_text(text) for texts in inputs for text in texts]
     tokens = iter(tokenizer.encode_all([text for text, _ in cut]))
     notes = iter([note for _, note in cut])
-    found = []
+    encoded = []
     for texts in inputs:
         parts, said = [next(tokens) for _ in texts], [note for _ in texts for note in next(notes)]
         room = limit - 1 - len(texts)
         if len(texts) > 1 and sum(map(len, parts)) > room and max(map(len, parts)) > pair_size(room):
             said.append(f"only the first {pair_size(room):,} tokens of each text of the pair were read")
-        found.append(EncodedInput(parts, said))
-    return found
+        encoded.append(EncodedInput(parts, said))
+    return encoded
 
 
 def surface_windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[tuple[list[int], list[str]]]:
@@ -120,11 +120,11 @@ def surface_windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> l
     ends = [tokenizer.start, tokenizer.end]
     numbers, surfaces, parts = list(ends), tokenizer.pieces(ends), list[range]()
     for text in texts:
-        own, pieces = surface_forms(tokenizer, text)
-        parts.append(range(len(numbers), len(numbers) + len(own)))
-        numbers, surfaces = numbers + own, surfaces + pieces
-    windows = text_windows(parts, limit, 0, 1)  # of places in `numbers`
-    return [([numbers[place] for place in one], [surfaces[place] for place in one]) for one in windows]
+        tokens, pieces = surface_forms(tokenizer, text)
+        parts.append(range(len(numbers), len(numbers) + len(tokens)))
+        numbers, surfaces = numbers + tokens, surfaces + pieces
+    windows = text_windows(parts, limit, 0, 1)  # of indices of `numbers`
+    return [([numbers[index] for index in window], [surfaces[index] for index in window]) for window in windows]
 
 
 def mask_padding(tokens: Int[Tensor, "batch tokens"], lengths: Int[Tensor, " batch"]) -> Mask | None:

@@ -57,13 +57,13 @@ class TranslationProcessor(PairProcessor[TranslationRecipe]):
 class TranslationGeneration(TextGeneration[TranslationProcessor]):
     output_name = "translation"
 
-    def split(self, given: str) -> list[list[int]]:
+    def split(self, text: str) -> list[list[int]]:
         """The input's tokens: all, or split at sentences where they are too many."""
         source, decode = self.processor.source, self.processor.decode
-        tokens = source.encode(given)
-        if len(tokens) <= decode.part and count_sentences(given) <= decode.sentences:
+        tokens = source.encode(text)
+        if len(tokens) <= decode.part and count_sentences(text) <= decode.sentences:
             return [tokens] if tokens else []
-        return [part for part in split_text(source.normal(given), source.encode, decode.part) if part]
+        return [part for part in split_text(source.normal(text), source.encode, decode.part) if part]
 
     def decode_text(self, hypothesis: Hypothesis) -> str:
         text = super().decode_text(hypothesis)
@@ -74,8 +74,8 @@ class TranslationGeneration(TextGeneration[TranslationProcessor]):
         held = "(" if self.processor.decode.bleu_tokenizer == "zh" else ""
         return super().stable_text(text).removesuffix(held)
 
-    def input_notes(self, given: str, text: str) -> list[str]:
-        lost = ", ".join(find_lost_numbers(given, text))
+    def input_notes(self, text: str, answer: str) -> list[str]:
+        lost = ", ".join(find_lost_numbers(text, answer))
         shown = lost if len(lost) <= LONGEST_LIST else f"{lost[:LONGEST_LIST]}…"
         return [f"numbers of the text are missing in the translation: {shown}"] if lost else []
 

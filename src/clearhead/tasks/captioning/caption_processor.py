@@ -159,7 +159,7 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
     def examples(self, rows: Iterable[Row], report: Report, recipe: CaptionRecipe | None = None) -> CaptionExamples:
         loaded = self.inputs.keep_readable(rows, report)
         targets = self.target.encode_all([str(row.values[1]) for row in loaded])
-        used = list[tuple[Row, list[int]]]()
+        used: list[tuple[Row, list[int]]] = []
         for row, target in zip(loaded, targets, strict=True):
             if recipe is not None and len(target) > recipe.data.longest:
                 report.drop(row, f"longer than {recipe.data.longest} tokens")

@@ -42,8 +42,8 @@ class CaptionGeneration(Generation[CaptionProcessor, Any, LoadedInput]):
     output_name = "caption"
     model: PictureToText
 
-    def split(self, given: Any) -> list[LoadedInput]:
-        return [self.processor.inputs.load_input(given)]
+    def split(self, source: Any) -> list[LoadedInput]:
+        return [self.processor.inputs.load_input(source)]
 
     def part_length(self, part: LoadedInput) -> int:
         return self.processor.patches
@@ -78,8 +78,8 @@ def score_captions(outputs: Sequence[str], references: Sequence[str]) -> Scores:
 
 
 class CaptionTracer(GenerationTracer[CaptionAnswerer, Any, LoadedInput]):
-    def whole_parts(self, given: Any) -> list[LoadedInput]:
-        return [self.answerer.processor.inputs.load_input(given)]
+    def whole_parts(self, source: Any) -> list[LoadedInput]:
+        return [self.answerer.processor.inputs.load_input(source)]
 
     def trace_source(self, part: LoadedInput) -> tuple[list[int], PictureInput]:
         processor = self.answerer.processor

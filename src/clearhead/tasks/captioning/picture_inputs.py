@@ -1,10 +1,7 @@
-"""PictureInputs: pictures at the model's size, from files, memory, archives (.npz) or a program that draws them."""
+"""PictureInputs: pictures at the model's size, from files, memory or a program that draws them."""
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,10 +16,6 @@ from clearhead.images import Preprocessing, convert_image
 from clearhead.images.scenes import make_pairs
 from clearhead.tasks.file_inputs import FileInputs
 from clearhead.tasks.media import PictureInput
-from clearhead.tasks.processor import Columns, Files
-from clearhead.text.corpora import Row, check_file
-
-ARCHIVE = ".npz"
 
 
 class PictureInputs(FileInputs):
@@ -36,13 +29,6 @@ class PictureInputs(FileInputs):
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         self.preprocessing = preprocessing
-
-    @classmethod
-    def read(cls, source: Files, names: tuple[str, ...], columns: Columns = None) -> Iterator[Row]:
-        """Rows of a table, a folder, a program, or an .npz with the arrays `pixels` (bytes) and `texts`."""
-        if not isinstance(source, Mapping) and Path(source).suffix == ARCHIVE:
-            return read_archive(Path(source))
-        return super().read(source, names, columns)
 
     def load_file(self, path: Path) -> UInt8[Tensor, "3 height width"]:
         return _to_bytes(self.preprocessing.read(path))
@@ -66,19 +52,6 @@ class PictureInputs(FileInputs):
         from PIL import Image
 
         Image.fromarray(content.permute(1, 2, 0).contiguous().numpy()).save(path)
-
-
-def read_archive(path: Path) -> Iterator[Row]:
-    """The rows of an .npz: `pixels` (pictures, height, width, 3) in bytes, and `texts`."""
-    path = check_file(path)
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            pixels, texts = archive["pixels"], archive["texts"]
-    except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is no archive with the arrays pixels and texts ({error})") from None
-    if texts.shape != pixels.shape[:1]:
-        raise DataError(f"{path}: pixels and texts differ in number, {pixels.shape} and {texts.shape}")
-    return (Row(pair, str(path), number) for number, pair in enumerate(zip(pixels, texts.tolist(), strict=True), 1))
 
 
 def _to_bytes(picture: Float[Tensor, "3 height width"]) -> UInt8[Tensor, "3 height width"]:

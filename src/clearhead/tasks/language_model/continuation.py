@@ -59,9 +59,6 @@ class WrittenText:
         self._before = writing.tokenizer.decode(self.tokens[-TAIL:])
         seed = np.random.SeedSequence([writing.seed, number]).generate_state(1, np.uint64)[0] >> np.uint64(1)
         self._generator = torch.Generator().manual_seed(int(seed))
-        self._followers: dict[tuple[int, ...], set[int]] = {}  # of each run of no_repeat_ngram − 1 tokens
-        for end in range(1, len(self.tokens) + 1):
-            self._remember(end)
 
     def draw(self) -> Tensor:
         """The random number in [0, 1) that chooses the next token."""
@@ -83,7 +80,6 @@ class WrittenText:
             self.finish = "end"
         else:
             self.tokens.append(token)
-            self._remember(len(self.tokens))
             if self.written >= self.writing.decode.longest:
                 self.finish = "length"
 
@@ -101,19 +97,15 @@ class WrittenText:
     def forbidden(self) -> list[int]:
         """Tokens that would repeat a run of `no_repeat_ngram` tokens."""
         size = self.writing.decode.no_repeat_ngram
-        if not 0 < size <= len(self.tokens) + 1:
+        tail = self.tokens[len(self.tokens) - size + 1 :]
+        if not 0 < size <= len(self.tokens):
             return []
-        return list(self._followers.get(tuple(self.tokens[len(self.tokens) - size + 1 :]), ()))
-
-    def _remember(self, end: int) -> None:
-        size = self.writing.decode.no_repeat_ngram
-        if 0 < size <= end:
-            *before, last = self.tokens[end - size : end]
-            self._followers.setdefault(tuple(before), set()).add(last)
+        runs = (self.tokens[begin : begin + size] for begin in range(len(self.tokens) - size + 1))
+        return [run[-1] for run in runs if run[:-1] == tail]
 
 
 def window_begin(tokens: int, context: int) -> int:
-    """Where the model begins to read a text of so many tokens: it moves on by half a context at a time.
+    """Where the model begins to read a text of this number of tokens: it moves on by half a context at a time.
 
     >>> [window_begin(tokens, context=8) for tokens in (8, 9, 12, 13)]
     [0, 4, 4, 8]

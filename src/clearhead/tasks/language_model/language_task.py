@@ -55,8 +55,8 @@ class LanguageAnswerer(StreamingAnswerer[LanguageProcessor, Decoder, str, Langua
             self.write([texts[number] for number in numbers])
         return [Continuation(text.text, self._make_notes(text), text.finish or "length") for text in texts]
 
-    def stream(self, given: str, options: LanguageOptions, *, inputs_before: int = 0) -> Iterator[str]:
-        (text,), shown = self.begin_texts([self.processor.encode_prompt(given)], options, inputs_before), ""
+    def stream(self, prompt: str, options: LanguageOptions, *, inputs_before: int = 0) -> Iterator[str]:
+        (text,), shown = self.begin_texts([self.processor.encode_prompt(prompt)], options, inputs_before), ""
         for _ in write_texts(self.model, [text], stream=True):
             if len(text.stable) > len(shown):
                 yield text.stable[len(shown) :]
@@ -75,8 +75,8 @@ class LanguageAnswerer(StreamingAnswerer[LanguageProcessor, Decoder, str, Langua
         for _ in write_texts(self.model, texts):
             pass
 
-    def stream_notes(self, given: str) -> list[str]:
-        return self._prompt_notes(len(self.processor.encode_prompt(given)))
+    def stream_notes(self, prompt: str) -> list[str]:
+        return self._prompt_notes(len(self.processor.encode_prompt(prompt)))
 
     def _prompt_notes(self, tokens: int) -> list[str]:
         context = self.processor.context
@@ -151,13 +151,13 @@ class LanguageTracer(TaskTracer[LanguageAnswerer], ContinuableTracer):
         super().__init__(name, answerer)
         self.processor, self.context = answerer.processor, answerer.processor.context
 
-    def traces(self, given: str, *, answer: str | None, options: LanguageOptions) -> list[Trace]:
+    def traces(self, prompt: str, *, answer: str | None, options: LanguageOptions) -> list[Trace]:
         """One trace of the prompt and what follows: the given answer, or what the model writes.
 
-        The model writes as much as `predict` does, but no more than fits into the context, unless `longest` is given.
+        The model writes as much as `predict` does, but no more than fits into the context, unless `longest` is set.
         """
-        tokens = self.processor.encode_prompt(given)
-        if not given:
+        tokens = self.processor.encode_prompt(prompt)
+        if not prompt:
             return []
         more, text, notes = list[int](), answer or "", list[str]()
         room, ended = self.context - len(tokens), False

@@ -38,7 +38,7 @@ class Window(NamedTuple):
 
 
 def slide_windows(predictions: Sequence[int], context: int, stride: int) -> list[Window]:
-    """Windows of at most `context` tokens over documents with so many predictions, each of which counts once.
+    """Windows of at most `context` tokens over documents with these numbers of predictions; each counts once.
 
     The window moves on by `stride`: after the first one, a token is predicted from context − stride tokens at least.
 

@@ -107,7 +107,7 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
     # What a subclass says about its inputs
 
     @abstractmethod
-    def split(self, given: InputT) -> list[PartT]:
+    def split(self, source: InputT) -> list[PartT]:
         """The parts of an input that are written one by one; none if it is empty."""
 
     @abstractmethod
@@ -138,7 +138,7 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
         """The part of an unfinished text that further tokens cannot change (not the first bytes of a character)."""
         return text.removesuffix("\ufffd")
 
-    def input_notes(self, given: InputT, text: str) -> list[str]:
+    def input_notes(self, source: InputT, answer: str) -> list[str]:
         """What else the user should know about an answer, from comparing it with its input."""
         return []
 
@@ -188,10 +188,10 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
                 hypotheses[row] = best
         return hypotheses
 
-    def stream(self, given: InputT, prefix: Sequence[int], number: int) -> Iterator[str]:
+    def stream(self, source: InputT, prefix: Sequence[int], number: int) -> Iterator[str]:
         """The answer in pieces as they are written, with one beam or by sampling; no loop is noticed."""
         shown = ""
-        for part_number, part in enumerate(self.split(given)):
+        for part_number, part in enumerate(self.split(source)):
             before, begin = shown, [] if part_number else prefix
             rules = {"start": self.target.start, "end": self.target.end, "prefix": begin}
             limit = self.search.limit(self.output_limit(part)) + len(begin)
@@ -213,7 +213,7 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
             yield self.stable_text(text)
         yield text
 
-    def join(self, given: InputT, written: list[WrittenPart[PartT]]) -> GeneratedText:
+    def join(self, source: InputT, written: list[WrittenPart[PartT]]) -> GeneratedText:
         """One answer from those of all parts; scores are log-probabilities per token, whatever the search ranked by."""
         if not written:
             return GeneratedText("", [], None, [])
@@ -223,9 +223,9 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
         score = sum(first.log_probability for first in firsts) / length
         others = [] if len(written) > 1 else written[0].hypotheses[1 : self.search.best]
         ranked = [(self.decode_text(other), other.log_probability / (len(other.tokens) + 1)) for other in others]
-        return GeneratedText(join_texts(texts), self._make_notes(given, written, texts), score, ranked)
+        return GeneratedText(join_texts(texts), self._make_notes(source, written, texts), score, ranked)
 
-    def _make_notes(self, given: InputT, written: list[WrittenPart[PartT]], texts: list[str]) -> list[str]:
+    def _make_notes(self, source: InputT, written: list[WrittenPart[PartT]], texts: list[str]) -> list[str]:
         """What the user should know about an answer."""
         name, retries = self.output_name, {part.retry for part in written}
         notes = [] if len(written) == 1 else [f"the {name} was written in {len(written)} parts"]
@@ -237,12 +237,12 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
             notes.append(f"the {name} looped; retried without repeated trigrams")
         if any(not part.hypotheses[0].finished for part in written):
             notes.append(f"the {name} was cut off at its longest length")
-        if "\ufffd" in "".join(texts) and "\ufffd" not in str(given):
+        if "\ufffd" in "".join(texts) and "\ufffd" not in str(source):
             notes.append("the model wrote bytes that are no character, shown as \ufffd")
         if missing := sum(not text for text in texts):
             notes.append("the model wrote nothing" + (f" for {missing} of the parts" if len(written) > 1 else ""))
             return notes
-        return notes + self.input_notes(given, join_texts(texts))
+        return notes + self.input_notes(source, join_texts(texts))
 
     def encode_prefix(self, prefix: str) -> list[int]:
         return self.target.encode(prefix) if prefix else []
@@ -264,18 +264,18 @@ class GeneratingAnswerer(StreamingAnswerer[GeneratingT, EncoderDecoder, InputT, 
         """Answers to all inputs: empty in, empty out."""
         request = self.begin(options)
         prefix = request.encode_prefix(options.prefix)
-        split = [request.split(given) for given in inputs]
+        split = [request.split(source) for source in inputs]
         numbers = [
-            PartNumber(given, part) for given, parts in enumerate(split, inputs_before) for part in range(len(parts))
+            PartNumber(number, part) for number, parts in enumerate(split, inputs_before) for part in range(len(parts))
         ]
         prefixes = [[] if number.part else prefix for number in numbers]
         written = iter(request.write(list(chain.from_iterable(split)), prefixes, numbers))
         both = zip(inputs, split, strict=True)
-        return [request.join(given, [next(written) for _ in parts]) for given, parts in both]
+        return [request.join(source, [next(written) for _ in parts]) for source, parts in both]
 
-    def stream(self, given: InputT, options: SearchOptions, *, inputs_before: int = 0) -> Iterator[str]:
+    def stream(self, source: InputT, options: SearchOptions, *, inputs_before: int = 0) -> Iterator[str]:
         request = self.begin(options.model_copy(update={"beams": options.beams or 1}))
-        return request.stream(given, request.encode_prefix(options.prefix), inputs_before)
+        return request.stream(source, request.encode_prefix(options.prefix), inputs_before)
 
 
 AnswererT = TypeVar("AnswererT", bound=GeneratingAnswerer[Any, Any])
@@ -285,7 +285,7 @@ class GenerationTracer(TaskTracer[AnswererT], ContinuableTracer, Generic[Answere
     """Base class of the tracers of models that write texts, which can go on from another beginning."""
 
     @abstractmethod
-    def whole_parts(self, given: InputT) -> list[PartT]:
+    def whole_parts(self, source: InputT) -> list[PartT]:
         """The input as one part however long it is, for an answer that somebody gives; none if it is empty."""
 
     @abstractmethod
@@ -296,14 +296,14 @@ class GenerationTracer(TaskTracer[AnswererT], ContinuableTracer, Generic[Answere
     def traced_part(self, trace: Trace) -> PartT:
         """The part of an input that a trace was made of."""
 
-    def traces(self, given: InputT, *, answer: str | None, options: Any) -> list[Trace]:
+    def traces(self, source: InputT, *, answer: str | None, options: Any) -> list[Trace]:
         """An input with its answer, part by part; with an answer given, all of it at once."""
         if answer is not None:
             target = self.answerer.processor.target.encode(answer)
-            return [self._make_trace(part, target, answer, given=True) for part in self.whole_parts(given)]
+            return [self._make_trace(part, target, answer, given=True) for part in self.whole_parts(source)]
         request = self.answerer.begin(options)
-        written = request.write(request.split(given))
-        notes = request.join(given, written).notes
+        written = request.write(request.split(source))
+        notes = request.join(source, written).notes
         best = [(part.part, part.hypotheses[0]) for part in written]
         return [self._make_trace(part, first.tokens, request.decode_text(first), notes=notes) for part, first in best]
 

@@ -58,7 +58,7 @@ class SearchOptions(Options):
 class PartNumber(NamedTuple):
     """The place of an input in the whole request, and of a part in that input; with the seed, it decides sampling."""
 
-    given: int
+    input_number: int
     part: int = 0
 
 
@@ -119,6 +119,6 @@ class Search(NamedTuple):
 
     def _make_generators(self, numbers: Sequence[PartNumber]) -> list[torch.Generator]:
         """A generator of random numbers for each part."""
-        sequences = [np.random.SeedSequence([self.seed, number.given, number.part]) for number in numbers]
+        sequences = [np.random.SeedSequence([self.seed, number.input_number, number.part]) for number in numbers]
         seeds = [int(sequence.generate_state(1, np.uint64)[0] >> 1) for sequence in sequences]
         return [torch.Generator().manual_seed(seed) for seed in seeds]

@@ -23,9 +23,9 @@ TextAnswererT = TypeVar("TextAnswererT", bound=GeneratingAnswerer[Any, str])
 class TextGeneration(Generation[ProcessorT, str, list[int]]):
     """Base class: a part is a list of tokens, without the end."""
 
-    def split(self, given: str) -> list[list[int]]:
+    def split(self, text: str) -> list[list[int]]:
         """All tokens of the input as one part."""
-        tokens = self.processor.source.encode(given)
+        tokens = self.processor.source.encode(text)
         return [tokens] if tokens else []
 
     def part_length(self, part: list[int]) -> int:
@@ -52,8 +52,8 @@ class TextGeneration(Generation[ProcessorT, str, list[int]]):
 
 
 class TextTracer(GenerationTracer[TextAnswererT, str, list[int]]):
-    def whole_parts(self, given: str) -> list[list[int]]:
-        tokens = self.answerer.processor.source.encode(given)
+    def whole_parts(self, text: str) -> list[list[int]]:
+        tokens = self.answerer.processor.source.encode(text)
         return [tokens] if tokens else []
 
     def trace_source(self, part: list[int]) -> tuple[list[int], None]:

@@ -103,13 +103,13 @@ class SummaryGeneration(TextGeneration[SummaryProcessor]):
 
     output_name = "summary"
 
-    def split(self, given: str) -> list[list[int]]:
-        parts, most = super().split(given), max(LONGEST_TEXT, self.processor.longest_text)
+    def split(self, text: str) -> list[list[int]]:
+        parts, most = super().split(text), max(LONGEST_TEXT, self.processor.longest_text)
         config = self.processor.config
         near = config.window is not None or config.encoder_window is not None
         if parts and len(parts[0]) > most and not near:
             raise DataError(
-                f"the text {given[:40]!r}… has {len(parts[0]):,} tokens, each of which would see all others; "
+                f"the text {text[:40]!r}… has {len(parts[0]):,} tokens, each of which would see all others; "
                 f"at most {most:,} are read at once: shorten it, or train with model.encoder_window"
             )
         return parts
@@ -118,8 +118,8 @@ class SummaryGeneration(TextGeneration[SummaryProcessor]):
         longest = self.processor.decode.longest
         return 1 + (super().output_limit(part) if longest is None else longest)
 
-    def input_notes(self, given: str, text: str) -> list[str]:
-        tokens, longest = len(self.processor.source.encode(given)), self.processor.longest_text
+    def input_notes(self, text: str, answer: str) -> list[str]:
+        tokens, longest = len(self.processor.source.encode(text)), self.processor.longest_text
         if not 0 < longest < tokens:
             return []
         return [f"the text has {tokens:,} tokens, more than any in training ({longest:,}); nothing was cut"]
@@ -135,17 +135,17 @@ class SummaryAnswerer(GeneratingAnswerer[SummaryProcessor, str]):
 
 
 class SummaryTracer(TextTracer[SummaryAnswerer]):
-    def traces(self, given: str, *, answer: str | None, options: SearchOptions) -> list[Trace]:
+    def traces(self, text: str, *, answer: str | None, options: SearchOptions) -> list[Trace]:
         """A text with its summary, in one trace; its tokens are shown as the text has them, not normalised."""
         from clearhead.text.surface_forms import surface_forms
 
         tokenizer = self.answerer.processor.source
-        numbers, surfaces = surface_forms(tokenizer, given)
+        numbers, surfaces = surface_forms(tokenizer, text)
         shown = {"source": [*surfaces, *tokenizer.pieces([tokenizer.end])]}
         whole = [*numbers, tokenizer.end]
         return [
             trace._replace(surfaces=shown) if trace.reads["source"] == whole else trace
-            for trace in super().traces(given, answer=answer, options=options)
+            for trace in super().traces(text, answer=answer, options=options)
         ]
 
 

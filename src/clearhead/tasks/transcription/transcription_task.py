@@ -129,9 +129,9 @@ class TranscriptionGeneration(Generation[TranscriptionProcessor, Any, Stretch]):
         self.ctc_weight = processor.decode.ctc_weight
         self.piece_seconds = processor.decode.piece_seconds or LONGEST_PIECE_SECONDS  # longer recordings are cut
 
-    def split(self, given: Any) -> list[Stretch]:
+    def split(self, source: Any) -> list[Stretch]:
         """The frames of a recording: of all of it, or of pieces cut at silence, without those that have no sound."""
-        log_mel, recording = self.processor.log_mel, self.processor.inputs.load_input(given)
+        log_mel, recording = self.processor.log_mel, self.processor.inputs.load_input(source)
         samples = torch.from_numpy(recording.content)
         shortest = min(1.0, self.piece_seconds / 2)
         stretches = []
@@ -189,13 +189,13 @@ class TranscriptionGeneration(Generation[TranscriptionProcessor, Any, Stretch]):
         log_probs = [part.log_probs for part in parts if part.log_probs is not None]
         return [[ctc_greedy(of_part, blank=self.processor.blank)] for of_part in log_probs]
 
-    def stream(self, given: Any, prefix: Sequence[int], number: int) -> Iterator[str]:
+    def stream(self, source: Any, prefix: Sequence[int], number: int) -> Iterator[str]:
         if self.ctc_weight == 1:
             raise ConfigError("CTC alone has its answer only at the end and cannot stream it; use ctc_weight below 1")
-        return super().stream(given, prefix, number)
+        return super().stream(source, prefix, number)
 
-    def join(self, given: Any, written: list[WrittenPart[Stretch]]) -> Transcript:
-        plain = super().join(given, written)
+    def join(self, source: Any, written: list[WrittenPart[Stretch]]) -> Transcript:
+        plain = super().join(source, written)
         spoken = [stretch.part.with_tokens(stretch.hypotheses[0].tokens) for stretch in written]
         return Transcript(plain.text, plain.notes, plain.score, plain.alternatives, spoken, self.processor)
 
@@ -217,9 +217,9 @@ class TranscriptionAnswerer(GeneratingAnswerer[TranscriptionProcessor, Any]):
 
 
 class TranscriptionTracer(GenerationTracer[TranscriptionAnswerer, Any, Stretch]):
-    def whole_parts(self, given: Any) -> list[Stretch]:
+    def whole_parts(self, source: Any) -> list[Stretch]:
         request = self.answerer.begin(TranscriptionOptions())
-        recording = self.answerer.processor.inputs.load_input(given)
+        recording = self.answerer.processor.inputs.load_input(source)
         request.piece_seconds = len(recording.content) / self.answerer.processor.log_mel.rate + 1
         stretches = request.split(recording)
         request.encode(stretches)
