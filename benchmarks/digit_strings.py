@@ -115,7 +115,7 @@ def _gap(chance: np.random.Generator, shortest: float = 0.05) -> NDArray[np.floa
 
 
 def make_training(recordings: list[Recording], count: int) -> Iterator[DigitString]:
-    """What is trained on: so many strings of 1 to 7 digits, and every recording by itself, five times."""
+    """What is trained on: `count` strings of 1 to 7 digits, and every recording by itself, five times."""
     yield from make_strings(recordings, "train", count, 1)
     for _ in range(5):
         yield from make_singles(recordings, "train")

@@ -29,7 +29,7 @@ MOST = 2.0  # per cent of training time that watching the heads may take
 
 
 class Learner:
-    """A training run that goes on by so many steps each time it is called."""
+    """A training run that goes on by the same number of steps each time it is called."""
 
     def __init__(self, name: str, folder: Path, processes: Processes, every: int, heads_every: int) -> None:
         recipe, base = read_recipe(name, [f"train.heads_every={heads_every}", "train.schedule=constant"])

@@ -311,7 +311,7 @@ def tune(processes: int = 12) -> TileShapes:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true", help="try many shapes of tiles first")
-    parser.add_argument("--only", type=int, help="sizes of so many tokens only")
+    parser.add_argument("--only", type=int, help="only sizes of this many tokens")
     parser.add_argument("--rounds", type=int, default=9)
     asked = parser.parse_args()
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""How long prediction and training take with so many threads, alone and beside another program that holds a core.
+"""How long prediction and training take with 1, 2 and more threads, alone and beside another program that holds a core.
 
     python benchmarks/threads_cpu.py predict lines.txt       the shipped zh-en, as `clearhead predict zh-en -`
     python benchmarks/threads_cpu.py train                   60 steps of translate-zh-en-tiny

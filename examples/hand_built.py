@@ -76,7 +76,7 @@ def write(name: str, attention: nn.Module, rows: slice, length: float) -> None:
 
 
 def places(back: int, quick: float, far: float | None = None) -> tuple[Tensor, Tensor]:
-    """Features of every query and every key that fit best where the key stands so many tokens back.
+    """Features of every query and every key that fit best where the key stands `back` tokens before the query.
 
     `far` is how much the less quick features count, that tell far from near.
     """

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from clearhead import Decoder, EncoderDecoder, KeyValueCache, Mask, ModelConfig, MultiHeadAttention
 from clearhead.decode import Writer, beam
 from clearhead.errors import LensError
-from clearhead.lens.analysis.ablation import ablate, count_heads, effect, head_effects
+from clearhead.lens.analysis.ablation import ablate, count_heads, head_effects
 from clearhead.lens.analysis.roles import HeadRole
 from tests.decode.models import END, KINDS, START, sources, translator
 
@@ -222,8 +222,9 @@ def test_effects_are_those_of_zeroed_weights():
         for name, found in effects.items():
             want = [loss(without(model, {name: [head]})).item() - whole for head in range(6)]
             assert found.tolist() == want
-        together = loss(without(model, CHOSEN)).item() - whole
-    assert effect(model, lambda: loss(model), CHOSEN) == together
+        together = loss(without(model, CHOSEN)).item()
+        with ablate(model, CHOSEN):
+            assert loss(model).item() == together
 
 
 def test_all_attentions_are_tried_unless_some_are_named():
@@ -249,11 +250,11 @@ def test_a_run_that_does_not_repeat_itself_is_refused():
 def test_a_run_that_gives_several_numbers_is_refused():
     model = MultiHeadAttention(6, 2)
     with pytest.raises(LensError, match="one number"):
-        effect(model, lambda: model(torch.ones(1, 3, 6)), {"attention": [0]})
+        head_effects(model, lambda: model(torch.ones(1, 3, 6)))
     with pytest.raises(LensError, match="one number, got 'many'"):
-        effect(model, lambda: "many", {"attention": [0]})
+        head_effects(model, lambda: "many")
     with pytest.raises(LensError, match=r"run\(\) gave nan"):
-        effect(model, lambda: float("nan"), {"attention": [0]})
+        head_effects(model, lambda: float("nan"))
 
 
 def test_a_copy_has_all_its_heads():

@@ -8,7 +8,7 @@ from clearhead import EncoderDecoder, ModelConfig, MultiHeadAttention, Seen
 from clearhead.errors import RecordError, ShapeError
 from clearhead.lens import watch
 from clearhead.lens.analysis import norms
-from clearhead.lens.analysis.norms import norm_received, norm_weights, value_norms
+from clearhead.lens.analysis.norms import norm_weights, value_norms
 
 
 def explicit(v: Tensor, weight: Tensor, heads: int) -> Tensor:
@@ -92,7 +92,7 @@ def test_norm_weighted_attention_is_the_length_of_what_a_key_adds():
         torch.testing.assert_close(norm_weights(sight, batch, head, 4, 5), added[batch, head, 4:5, 5:6])
         backwards = norm_weights(sight, batch, head, None, slice(None, None, -2))
         torch.testing.assert_close(backwards, added[batch, head].flip(-1)[:, ::2])
-    torch.testing.assert_close(norm_received(sight), added.sum(2))
+    torch.testing.assert_close(sight.received * sight.norms, added.sum(2))
 
 
 def test_of_chosen_heads_each_has_its_own_norms():
@@ -103,7 +103,7 @@ def test_of_chosen_heads_each_has_its_own_norms():
         watch(model, heads=[2], norms=True, keep="qk") as one,
     ):
         model(x)
-    torch.testing.assert_close(norm_received(one["attention"])[:, 0], norm_received(whole["attention"])[:, 2])
+    torch.testing.assert_close(one["attention"].norms[:, 0], whole["attention"].norms[:, 2])
     torch.testing.assert_close(norm_weights(one["attention"], 1, 2), norm_weights(whole["attention"], 1, 2))
 
 
@@ -112,4 +112,4 @@ def test_without_norms_the_error_names_the_option():
     with watch(model) as record:
         model(torch.randn(1, 5, 12))
     with pytest.raises(RecordError, match=r"watch\(…, norms=True\)"):
-        norm_received(record["attention"])
+        norm_weights(record["attention"], 0, 0)

@@ -217,7 +217,6 @@ def test_roles_in_something_else_than_tokens(inputs, words):
         ({"seed": "a"}, ["seed", "whole number", "'a'"]),
         ({"run": 3}, ["run must be a function", "3"]),
         ({"vocabulary": "a"}, ["vocabulary", "'a'"]),
-        ({"thresholds": {"first": "a"}}, ["threshold of 'first'", "'a'"]),
     ],
 )
 def test_options_of_roles_that_make_no_sense(asked, words):

@@ -1,4 +1,4 @@
-"""side_by_side: everything is done once, by several threads, and nothing of it is left behind."""
+"""run_in_threads: everything is done once, by several threads, and nothing of it is left behind."""
 
 import threading
 import time

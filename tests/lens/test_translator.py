@@ -6,7 +6,7 @@ import torch
 import clearhead
 import clearhead.shipped as shipped
 from clearhead.lens import watch
-from clearhead.lens.analysis.ablation import effect
+from clearhead.lens.analysis.ablation import ablate
 from clearhead.lens.analysis.norms import coverage
 from clearhead.lens.analysis.role_measurement import head_roles
 
@@ -51,9 +51,13 @@ def test_it_cannot_translate_without_cross_attention_but_without_any_one_head(tr
     source, target = (text[:1][text[:1] > 0][None] for text in texts)
     model = translator.model
 
-    def loss() -> torch.Tensor:
+    @torch.no_grad()
+    def loss() -> float:
         logits = model.logits(model(source, target[:, :-1]))
-        return torch.nn.functional.cross_entropy(logits[0], target[0, 1:])
+        return torch.nn.functional.cross_entropy(logits[0], target[0, 1:]).item()
 
-    assert effect(model, loss, {f"decoder.{layer}.cross": range(8) for layer in range(3)}) > 2.0
-    assert abs(effect(model, loss, {"decoder.2.cross": [5]})) < 0.5
+    whole = loss()
+    with ablate(model, {f"decoder.{layer}.cross": range(8) for layer in range(3)}):
+        assert loss() - whole > 2.0
+    with ablate(model, {"decoder.2.cross": [5]}):
+        assert abs(loss() - whole) < 0.5

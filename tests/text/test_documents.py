@@ -96,7 +96,7 @@ def test_an_exact_tokenizer_is_the_same_after_saving(tmp_path):
 
 
 def make_documents(lengths, seed=0):
-    """Documents with so many predictions, every token of which says where it stands."""
+    """Documents of these lengths, every token of which says where it stands."""
     chance = np.random.default_rng(seed)
     return [[1, *chance.integers(3, 90, size=length - 1).tolist(), 2] for length in lengths]
 

@@ -1,9 +1,9 @@
 """The lens: exact statistics of every attention head of a running model, in O(n) memory."""
 
-from clearhead.lens.analysis.ablation import ablate, effect, head_effects
+from clearhead.lens.analysis.ablation import ablate, head_effects
 from clearhead.lens.analysis.attention_rollout import Rollout, rollout
 from clearhead.lens.analysis.hidden_tokens import hide
-from clearhead.lens.analysis.norms import coverage, norm_received, norm_weights
+from clearhead.lens.analysis.norms import coverage, norm_weights
 from clearhead.lens.analysis.role_measurement import head_roles
 from clearhead.lens.analysis.roles import ROLES, HeadRole, HeadRoles
 from clearhead.lens.capture.watch_context import expected_bytes, watch
@@ -23,13 +23,11 @@ __all__ = [
     "Sight",
     "ablate",
     "coverage",
-    "effect",
     "expected_bytes",
     "head_effects",
     "head_roles",
     "hide",
     "measure",
-    "norm_received",
     "norm_weights",
     "rollout",
     "watch",

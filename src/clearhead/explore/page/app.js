@@ -191,10 +191,11 @@ class Page {
       centre.rememberView(); // who leaves at once comes back to the same view
       writeAddress(explorer.state);
     });
-    window.addEventListener("hashchange", () => {
-      if (partOf(location.hash, explorer.scene) !== explorer.state.part) return location.reload();
+    window.addEventListener("hashchange", (event) => {
+      const fragment = new URL(event.newURL).hash; // the address itself may be rewritten before the event comes
+      if (partOf(fragment, explorer.scene) !== explorer.state.part) return location.reload();
       const { name, head, cursor, part, ...usual } = DEFAULTS;
-      const wanted = { ...usual, ...stateOf(location.hash, explorer.scene) };
+      const wanted = { ...usual, ...stateOf(fragment, explorer.scene) };
       centre.stale = true;
       store.set(wanted);
       centre.repaint();

@@ -13,7 +13,7 @@ from functools import reduce
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention
@@ -80,9 +80,9 @@ def _list_choices(heads: Any) -> list[tuple[str | int, Any]]:
                 raise LensError(f"{name!r} is no key of a dict; one head is written as a list of pairs, [{name!r}]")
             check_key(name)
         return list(heads.items())
-    single = isinstance(heads, HeadRole) or (isinstance(heads, tuple) and _is_pair(heads))
-    several = [heads] if single else heads if isinstance(heads, Iterable) and not isinstance(heads, str) else [heads]
-    pairs = [(choice.name, choice.head) if isinstance(choice, HeadRole) else choice for choice in several]
+    single = isinstance(heads, (HeadRole, str)) or not isinstance(heads, Iterable)
+    choices = [heads] if single or (isinstance(heads, tuple) and _is_pair(heads)) else heads
+    pairs = [(choice.name, choice.head) if isinstance(choice, HeadRole) else choice for choice in choices]
     if strange := [pair for pair in pairs if not _is_pair(pair)]:
         raise LensError(
             'heads must be a dict from attention names to head numbers, such as {"encoder.0.self": [2, 5]}, or a list '
@@ -132,23 +132,15 @@ def head_effects(
     counts = count_heads(model)
     wanted = [None] if names is None else [names] if isinstance(names, (str, int)) else names
     watched = list(dict.fromkeys(name for layers in wanted for name in select_layers(layers, list(counts))))
-    before, done, total = _run_repeatably(run), 0, sum(counts[name] for name in watched)
-    effects = {name: torch.zeros(counts[name], dtype=torch.float64) for name in watched}
-    for name in watched:
-        for head in range(counts[name]):
-            with ablate(model, {name: [head]}):
-                effects[name][head] = _run_to_number(run) - before
-            done += 1
-            if progress is not None:
-                progress(done, total)
-    return effects
-
-
-def effect(model: nn.Module, run: Callable[[], Number], heads: HeadChoice) -> float:
-    """The change of a number when these heads are switched off together, which is not the sum of single effects."""
     before = _run_repeatably(run)
-    with ablate(model, heads):
-        return _run_to_number(run) - before
+    effects = {name: torch.zeros(counts[name], dtype=torch.float64) for name in watched}
+    heads = [(name, head) for name in watched for head in range(counts[name])]
+    for done, (name, head) in enumerate(heads, 1):
+        with ablate(model, {name: [head]}):
+            effects[name][head] = _run_to_number(run) - before
+        if progress is not None:
+            progress(done, len(heads))
+    return effects
 
 
 def count_heads(model: nn.Module) -> dict[str, int]:
@@ -201,16 +193,9 @@ _own_heads = Attachments[MultiHeadAttention, Tensor](_ablate_own)
 ABLATED = "_clearhead_ablated"  # attribute of a Hugging Face module: its ablated heads
 
 
-class AblatedHeads:
-    """The ablated heads of a module."""
-
-    def __init__(self, heads: Bool[Tensor, "heads 1"]) -> None:
-        self.heads = heads
-
-
 def _ablate_interposed(module: nn.Module, heads: tuple[Tensor, ...]) -> None:
     if heads:
-        vars(module)[ABLATED] = AblatedHeads(_join_heads(module, heads)[:, None])
+        vars(module)[ABLATED] = _join_heads(module, heads)[:, None]
     else:
         del vars(module)[ABLATED]
 
@@ -223,12 +208,12 @@ def zero_heads(
 ) -> Result:
     """Attention wrapper that zeroes the ablated heads; one function for all heads, so it is compiled once."""
     out, weights = attend(module, q, k, v, mask, *args, **kwargs)
-    ablated: AblatedHeads | None = getattr(module, ABLATED, None)
+    ablated: Tensor | None = getattr(module, ABLATED, None)
     if ablated is None:  # restored by another thread just now
         return out, weights
-    if out.ndim != 4 or out.shape[2] != len(ablated.heads):
+    if out.ndim != 4 or out.shape[2] != len(ablated):
         raise LensError(
             f"the attention function of {type(module).__name__} gave {tuple(out.shape)}, where (batch, queries, "
-            f"{len(ablated.heads)} heads, features) was expected; its heads cannot be switched off"
+            f"{len(ablated)} heads, features) was expected; its heads cannot be switched off"
         )
-    return out.masked_fill(ablated.heads, 0.0), weights
+    return out.masked_fill(ablated, 0.0), weights

@@ -9,6 +9,7 @@ and k. It treats every layer as an average of vectors, which values, W_O, norms 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,10 +44,12 @@ def rollout(record: Record | Forward, token: int, *, residual: float = 0.5) -> R
     `token` counts from the end if it is negative. In an encoder-decoder it is a target token: what its layers take
     through cross-attention goes on through the encoder's. `residual` is what passes a layer unchanged.
     """
-    call = _get_only_call(record) if isinstance(record, Record) else record
+    calls = record.calls if isinstance(record, Record) else [record]
+    if len(calls) != 1:
+        raise LensError(f"the model ran {len(calls)} times: choose one, as rollout(record.calls[0], token)")
     if not 0 <= residual <= 1:
         raise LensError(f"residual is the share that passes a layer unchanged, from 0 to 1, got {residual}")
-    target, source = _split_by_side([call[name] for name in call.names])
+    target, source = _split_by_side([calls[0][name] for name in calls[0].names])
     rows = _start_rows(target, token)
     below: Tensor | None = None
     for sight in reversed(target):
@@ -69,9 +72,9 @@ def _split_by_side(sights: list[Sight]) -> tuple[list[Sight], list[Sight]]:
     Q-Former have theirs in an "encoder".
     """
     stacks: dict[str, list[Sight]] = {}
-    for one in sights:
-        stacks.setdefault(_get_stack(one.name), []).append(one)
-    crossing = [name for name, layers in stacks.items() if any(one.cross for one in layers)]
+    for sight in sights:
+        stacks.setdefault(_get_stack(sight.name), []).append(sight)
+    crossing = [name for name, layers in stacks.items() if any(sight.cross for sight in layers)]
     targets = crossing or list(stacks)
     sources = [name for name in stacks if name not in targets]
     for names in (targets, sources):
@@ -80,7 +83,8 @@ def _split_by_side(sights: list[Sight]) -> tuple[list[Sight], list[Sight]]:
                 f"the record has layers of {', '.join(map(repr, names))}, and which of them feeds which is not known; "
                 "rollout needs consecutive layers of one stack: call watch(layers=[…])"
             )
-    return [one for name in targets for one in stacks[name]], [one for name in sources for one in stacks[name]]
+    target, source = ([sight for name in names for sight in stacks[name]] for names in (targets, sources))
+    return target, source
 
 
 def _get_stack(name: str) -> str:
@@ -89,15 +93,8 @@ def _get_stack(name: str) -> str:
     >>> [_get_stack(name) for name in ("decoder.3.cross", "vision.encoder.0.self", "mixer")]
     ['decoder', 'vision.encoder', '']
     """
-    words = name.split(".")
-    numbers = [place for place, word in enumerate(words) if word.isdigit()]
-    return ".".join(words[: numbers[0]]) if numbers else ""
-
-
-def _get_only_call(record: Record) -> Forward:
-    if len(record.calls) != 1:
-        raise LensError(f"the model ran {len(record.calls)} times: choose one, as rollout(record.calls[0], token)")
-    return record.calls[0]
+    stack, *number = re.split(r"(?:^|\.)\d+(?:\.|$)", name, maxsplit=1)
+    return stack if number else ""
 
 
 def _start_rows(sights: list[Sight], token: int) -> Tensor:

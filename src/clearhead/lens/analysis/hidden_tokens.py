@@ -34,6 +34,7 @@ from clearhead.lens.huggingface.cache_positions import (
 from clearhead.lens.huggingface.discovery import AttentionInfo, describe_attentions, reads_both_texts
 from clearhead.lens.huggingface.discovery import find_attentions as find_huggingface_attentions
 from clearhead.lens.huggingface.interposition import AttentionFunction, Result, wrap_modules
+from clearhead.lens.measures.selections import is_whole, read_slice
 
 TEXTS = ("source", "target", "tokens")
 TokenChoice = Mapping[Any, int | slice | Collection[Any] | Tensor]  # by text, or by name, pattern or number
@@ -74,7 +75,8 @@ def hide(model: nn.Module, tokens: TokenChoice) -> Iterator[None]:
         numbers, others = _read_positions(wanted, positions)
         readers = [modules[name] for name in _find_readers(wanted, modules)]
         if ours and wanted == "source":  # what copies from the source attends to it, too
-            readers += [one for one in model.modules() if hasattr(one, "hidden_keys") and one not in set(ours.values())]
+            attentions = set(ours.values())
+            readers += [part for part in model.modules() if hasattr(part, "hidden_keys") and part not in attentions]
         pairs += [(module, HiddenKeys(str(wanted), _put_beside(module, numbers), others)) for module in readers]
     with _own_keys.using(pairs) if ours else _hide_huggingface_keys(model, pairs):
         yield
@@ -109,45 +111,41 @@ def _find_readers(wanted: Any, modules: Mapping[str, nn.Module]) -> list[str]:
             f"hide keys of an attention by its name, such as {{{both[0]!r}: [1]}}; the source's follow the target's"
         )
     texts = name_texts(list(modules))
-    found = [name for name in modules if texts[name] == wanted]
-    if not found:
-        known = " and ".join(f"{text!r}" for text in TEXTS if text in texts.values())
-        raise LensError(f"this model does not read a text {wanted!r}; it reads {known}")
-    return found
+    readers = [name for name in modules if texts[name] == wanted]
+    if not readers:
+        read = " and ".join(f"{text!r}" for text in TEXTS if text in texts.values())
+        raise LensError(f"this model does not read a text {wanted!r}; it reads {read}")
+    return readers
 
 
 def _read_positions(wanted: Any, positions: Any) -> tuple[list[int], tuple[int | slice, ...]]:
     """Positions that count from the start, in order; and the others: numbers from the end, and slices."""
-    one = to_python_number(positions)
-    several = [one] if isinstance(one, (int, slice)) else one
-    if isinstance(several, (str, bytes, Mapping)) or not isinstance(several, (Collection, Tensor)):
+    number = to_python_number(positions)
+    parts = [number] if isinstance(number, (int, slice)) else number
+    if isinstance(parts, (str, bytes, Mapping)) or not isinstance(parts, (Collection, Tensor)):
         raise LensError(
             f"the positions of {wanted!r} must be a list of numbers such as [0, 2], or a slice such as slice(2, 5), "
             f"got {positions!r:.80}"
         )
     numbers, others = set[int](), list[int | slice]()
-    for place in map(to_python_number, several):
-        if isinstance(place, slice):
-            edges = [to_python_number(edge) for edge in (place.start, place.stop, place.step)]
-            if not all(edge is None or _is_whole(edge) for edge in edges) or (edges[2] is not None and edges[2] < 1):
-                raise LensError(f"a slice of {wanted!r} must have whole numbers and a positive step, got {place!r}")
-            others.append(slice(*edges))
-        elif not _is_whole(place):
-            raise LensError(f"the positions of {wanted!r} must be whole numbers or slices, got {place!r:.80}")
-        elif place < 0:
-            others.append(place)
+    for part in map(to_python_number, parts):
+        if isinstance(part, slice):
+            checked = read_slice(part)
+            if checked is None or (checked.step is not None and checked.step < 1):
+                raise LensError(f"a slice of {wanted!r} must have whole numbers and a positive step, got {part!r}")
+            others.append(checked)
+        elif not is_whole(part):
+            raise LensError(f"the positions of {wanted!r} must be whole numbers or slices, got {part!r:.80}")
+        elif part < 0:
+            others.append(part)
         else:
-            numbers.add(place)
+            numbers.add(part)
     return sorted(numbers), tuple(others)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _put_beside(module: nn.Module, numbers: list[int]) -> Int[Tensor, " positions"]:
     """The numbers as a tensor on the device of a module."""
-    device = next((one.device for one in module.parameters()), torch.device("cpu"))
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     with torch.inference_mode(False):  # an inference tensor could not be used outside
         return torch.tensor(numbers, dtype=torch.long, device=device)
 
@@ -155,13 +153,13 @@ def _put_beside(module: nn.Module, numbers: list[int]) -> Int[Tensor, " position
 def _refuse_unreached(hidden: list[HiddenKeys]) -> None:
     """Raises LensError for a position from the start that no pass reached, if any pass is known."""
     reached: dict[str, int] = {}
-    for one in hidden:
-        reached[one.text] = max(reached.get(one.text, 0), one.reached)
-    for one in hidden:
-        last, tokens = int(one.positions.max()) if len(one.positions) else -1, reached[one.text]
+    for keys in hidden:
+        reached[keys.text] = max(reached.get(keys.text, 0), keys.reached)
+    for keys in hidden:
+        last, tokens = int(keys.positions.max()) if len(keys.positions) else -1, reached[keys.text]
         if 0 < tokens <= last:
             raise LensError(
-                f"there was no token {last} of {one.text!r} to hide: the longest text had {tokens}, numbered from 0; "
+                f"there was no token {last} of {keys.text!r} to hide: the longest text had {tokens}, numbered from 0; "
                 f"for tokens that may come, use a slice such as slice({last}, {last + 1})"
             )
 
@@ -188,12 +186,12 @@ class HiddenState:
         tokens = where.first_key + where.keys
         places = torch.arange(where.first_key, where.first_key + keys, device=self.hidden[0].positions.device)
         end = tokens
-        if self.info.grows and not self.info.cross and any(one.others for one in self.hidden):
+        if self.info.grows and not self.info.cross and any(text.others for text in self.hidden):
             end = self.passes.find_end(current, tokens, self.hidden[0].text)
         hidden = torch.zeros_like(places, dtype=torch.bool)
-        for one in self.hidden:
-            one.reached = max(one.reached, tokens)
-            hidden |= one.find(places, end)
+        for text in self.hidden:
+            text.reached = max(text.reached, tokens)
+            hidden |= text.find(places, end)
         return ~hidden
 
 
@@ -205,8 +203,8 @@ class CachePasses:
         self._ends: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # tokens of the first pass, by cache
 
     def current(self, module: nn.Module) -> ForwardPass:
-        found: ForwardPass | None = getattr(self._thread, "current", None)
-        return ForwardPass(module) if found is None else found
+        current: ForwardPass | None = getattr(self._thread, "current", None)
+        return ForwardPass(module) if current is None else current
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool) -> None:
         """For a forward pre-hook: a model inside another one may be given the cache of that one."""
@@ -259,7 +257,7 @@ def _hide_huggingface_keys(model: nn.Module, pairs: list[tuple[nn.Module, Hidden
     infos, passes = describe_attentions(model), _passes.setdefault(model, CachePasses())
     states = [(module, HiddenState((keys,), passes, infos[module])) for module, keys in pairs]
     with ExitStack() as stack:
-        for part in {model, *(one for one in model.modules() if isinstance(one, PreTrainedModel))}:
+        for part in {model, *(part for part in model.modules() if isinstance(part, PreTrainedModel))}:
             begin = functools.partial(passes.begin, whole=part is model)
             stack.callback(part.register_forward_pre_hook(begin, with_kwargs=True).remove)
         stack.callback(model.register_forward_hook(passes.end).remove)
@@ -294,10 +292,10 @@ def hide_interposed_keys(
     else:
         mask = mask[..., :keys].to(q.dtype).masked_fill(~visible, torch.finfo(q.dtype).min)
     if mask.dtype == torch.bool:
-        some = mask.any(-1, keepdim=True)
+        seeing = mask.any(-1, keepdim=True)
         if kind == "eager":
             mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, torch.finfo(q.dtype).min)
     else:
-        some = (mask > HIDING_VALUE).any(-1, keepdim=True)
+        seeing = (mask > HIDING_VALUE).any(-1, keepdim=True)
     out, weights = attend(module, q, k, v, mask, *args, **kwargs)
-    return out.masked_fill(~some.transpose(1, 2), 0.0), weights  # of a query that sees nothing
+    return out.masked_fill(~seeing.transpose(1, 2), 0.0), weights  # of a query that sees nothing

@@ -44,8 +44,8 @@ def value_norms(
         maps = _reduce_maps(weight.detach().to(dtype).unflatten(1, (heads, d)).transpose(0, 1), keys * batch)
         maps = maps.unflatten(0, (kv_heads, heads // kv_heads))
         norms = [
-            torch.linalg.vector_norm(torch.einsum("bgnd,ghwd->bghnw", some.detach().to(dtype), maps), dim=-1)
-            for some in v.split(max(1, CHUNK // max(1, batch * heads * maps.shape[2])), dim=2)
+            torch.linalg.vector_norm(torch.einsum("bgnd,ghwd->bghnw", part.detach().to(dtype), maps), dim=-1)
+            for part in v.split(max(1, CHUNK // max(1, batch * heads * maps.shape[2])), dim=2)
         ]
     return (norms[0] if len(norms) == 1 else torch.cat(norms, -1)).flatten(1, 2)
 
@@ -54,17 +54,12 @@ def norm_weights(
     sight: Sight, batch: int, head: int, queries: int | slice | None = None, keys: int | slice | None = None
 ) -> Float[Tensor, "queries keys"]:
     """‖w_ij f(x_j)‖ in an exact window: how much each key adds; for a sight with keep="qk" and norms=True."""
-    norms, weights = _get_norms(sight), sight.weights(batch, head, queries, keys)
-    places = range(norms.shape[2])[slice(None) if keys is None else keys]
-    chosen = torch.tensor([places] if isinstance(places, int) else places, dtype=torch.long)
-    return weights * norms[batch, sight.place_of(head), chosen]
-
-
-def norm_received(sight: Sight) -> Float[Tensor, "batch heads keys"]:
-    """Σ_i ‖w_ij f(x_j)‖: how much each key adds to all queries together; for a sight with norms=True."""
-    norms = _get_norms(sight)
-    assert sight.received is not None
-    return sight.received * norms
+    if sight.norms is None:
+        raise RecordError(f"the norms of values of {sight.name!r} were not kept; watch(…, norms=True) keeps them")
+    weights = sight.weights(batch, head, queries, keys)
+    columns = range(sight.norms.shape[2])[slice(None) if keys is None else keys]
+    numbers = torch.tensor([columns] if isinstance(columns, int) else columns, dtype=torch.long)
+    return weights * sight.norms[batch, sight.place_of(head), numbers]
 
 
 def coverage(sight: Sight) -> Float[Tensor, "batch heads"]:
@@ -79,12 +74,6 @@ def coverage(sight: Sight) -> Float[Tensor, "batch heads"]:
         raise RecordError(f"{sight.name!r} has no measure `received`; record the model again with watch()")
     seen = (received > 0).any(1, keepdim=True)
     return received.clamp(max=1.0).sum(2) / seen.sum(2).clamp(min=1)
-
-
-def _get_norms(sight: Sight) -> Tensor:
-    if sight.norms is None:
-        raise RecordError(f"the norms of values of {sight.name!r} were not kept; watch(…, norms=True) keeps them")
-    return sight.norms
 
 
 def _reduce_maps(weight: Tensor, values: int) -> Tensor:

@@ -26,8 +26,8 @@ def draw_repeated_tokens(
     >>> draw_repeated_tokens([7, 8, 9], 3, chance=torch.Generator().manual_seed(0), samples=1)
     tensor([[9, 7, 8, 9, 7, 8]])
     """
-    known = torch.tensor(numbers)
-    rows = [known[torch.randperm(len(known), generator=chance)[:size]] for _ in range(samples)]
+    ids = torch.tensor(numbers)
+    rows = [ids[torch.randperm(len(ids), generator=chance)[:size]] for _ in range(samples)]
     return torch.stack(rows).repeat(1, 2)
 
 

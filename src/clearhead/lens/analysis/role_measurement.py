@@ -39,7 +39,6 @@ def head_roles(
     rows: float | None = None,
     near: int = NEAR,
     seed: int = 0,
-    thresholds: Mapping[str, float] | None = None,
 ) -> HeadRoles:
     """Every head of a model with its score in each role, and the role that it gets; `ROLES` has the formulas.
 
@@ -82,7 +81,7 @@ def head_roles(
     notes = [] if drawn else [UNKNOWN]
     if delimiters and not any("delimiter" in roles for roles in tally.sums.values()):
         notes.append(UNREAD)
-    return HeadRoles(tally.scores(), thresholds, notes)
+    return HeadRoles(tally.scores(), notes)
 
 
 class TextInputs(NamedTuple):
@@ -187,10 +186,8 @@ class _Tally:
 
     def count_text(self, call: Forward, inputs: TextInputs) -> None:
         for sight in (call[name] for name in call.names):
-            of_keys, real_queries = (
-                _find_tokens(sight, inputs.texts, "keys"),
-                _find_tokens(sight, inputs.real, "queries"),
-            )
+            of_keys = _find_tokens(sight, inputs.texts, "keys")
+            real_queries = _find_tokens(sight, inputs.real, "queries")
             visible, keys, positions = sight.visible, sight.keys, sight.queries
             assert visible is not None, "a sight that was just taken has all measures"
             real = (sight.logsumexp != -torch.inf) & counts_queries("first", visible)  # NaN counts: it must show
@@ -290,11 +287,11 @@ def _find_vocabularies(
             return None
         vocabulary = target if count < 2 else (getattr(config, "source_vocabulary", None) or target, target)
     several = vocabulary if isinstance(vocabulary, tuple) else (vocabulary,) * count
-    if any(isinstance(numbers, (str, bool)) or not isinstance(numbers, (int, Sequence)) for numbers in several):
-        raise LensError(f"a vocabulary is a number of token ids, or a list of them, got {vocabulary!r:.60}")
-    if len(several) != count:
+    known_types = all(isinstance(ids, (int, Sequence)) and not isinstance(ids, (str, bool)) for ids in several)
+    if not known_types or len(several) != count:
         raise LensError(
-            f"{len(several)} vocabularies for {count} texts; give a tuple of {count}, or one number or list for all"
+            f"a vocabulary is a number of token ids or a list of them, and a tuple has one for each of the {count} "
+            f"texts, got {vocabulary!r:.60}"
         )
     return [range(numbers) if isinstance(numbers, int) else list(numbers) for numbers in several]
 

@@ -71,31 +71,13 @@ class HeadRoles:
     """The heads of a model, each with its role; print it for a table. `roles["decoder.0.self", 1]` is one head.
 
     >>> roles = HeadRoles([("decoder.0.self", 1, {"previous": 0.93, "local": 0.95, "broad": 0.1})])
-    >>> roles["decoder.0.self", 1].role, [one.head for one in roles.of("previous")]
+    >>> roles["decoder.0.self", 1].role, [head.head for head in roles.of("previous")]
     ('previous', [1])
     """
 
-    def __init__(
-        self,
-        scores: Iterable[tuple[str, int, Mapping[str, float]]],
-        thresholds: Mapping[str, float] | None = None,
-        notes: Sequence[str] = (),
-    ) -> None:
-        for role, threshold in (thresholds or {}).items():
-            check_role(role)
-            if not _is_number(threshold):
-                raise LensError(f"the threshold of {role!r} must be a number, got {threshold!r}")
-        self.thresholds = {role: one.threshold for role, one in ROLES.items()} | dict(thresholds or {})
+    def __init__(self, scores: Iterable[tuple[str, int, Mapping[str, float]]], notes: Sequence[str] = ()) -> None:
         self.notes = tuple(notes)
-        self.heads = [self._called(name, head, dict(found)) for name, head, found in scores]
-
-    def _called(self, name: str, head: int, scores: dict[str, float]) -> HeadRole:
-        """The lowest-ranked role whose threshold is reached; within a rank, the one with the largest score."""
-        reached = [role for role, score in scores.items() if score >= self.thresholds[role]]
-        if not reached:
-            return HeadRole(name, head, NONE, max(scores.values(), default=0.0), scores)
-        role = min(reached, key=lambda one: (ROLES[one].rank, -scores[one]))
-        return HeadRole(name, head, role, scores[role], scores)
+        self.heads = [_choose_role(name, head, dict(of_head)) for name, head, of_head in scores]
 
     def of(self, role: str, *, min_score: float | None = None) -> list[HeadRole]:
         """The heads that play this role, best first; with `min_score`, all whose score in it is at least that.
@@ -104,17 +86,18 @@ class HeadRoles:
         What `min_score` finds has this role and its score in it.
 
         >>> roles = HeadRoles([("decoder.0.self", 1, {"previous": 0.5, "first": 0.45})])
-        >>> roles.of("first"), [(one.head, one.score) for one in roles.of("first", min_score=0.4)]
+        >>> roles.of("first"), [(head.head, head.score) for head in roles.of("first", min_score=0.4)]
         ([], [(1, 0.45)])
         """
         if role != NONE or min_score is not None:
             check_role(role)
         if min_score is None:
-            return sorted((one for one in self.heads if one.role == role), key=lambda one: -one.score)
-        if not _is_number(min_score) or not 0 <= min_score <= 1:
+            heads = [head for head in self.heads if head.role == role]
+        elif isinstance(min_score, bool) or not isinstance(min_score, (int, float)) or not 0 <= min_score <= 1:
             raise LensError(f"min_score must be a number from 0 to 1, as scores are, got {min_score!r}")
-        scored = self._score(role)
-        return sorted((one for one in scored if one.score >= min_score), key=lambda one: -one.score)
+        else:
+            heads = [head for head in self._score(role) if head.score >= min_score]
+        return sorted(heads, key=lambda head: -head.score)
 
     def best(self, role: str) -> HeadRole:
         """The head with the largest score in this role, with that score, whether it is called so or not.
@@ -122,23 +105,23 @@ class HeadRoles:
         `roles[name, head]` has the role that it gets.
         """
         check_role(role)
-        return max(self._score(role), key=lambda one: one.score)
+        return max(self._score(role), key=lambda head: head.score)
 
     def _score(self, role: str) -> list[HeadRole]:
         """The heads that were measured for a role, each with its score in it."""
-        scored = [one._replace(role=role, score=one.scores[role]) for one in self.heads if role in one.scores]
+        scored = [head._replace(role=role, score=head.scores[role]) for head in self.heads if role in head.scores]
         if not scored:
             raise LensError("; ".join([f"the role {role!r} was measured of no head", *self.notes]))
         return scored
 
     def table(self) -> str:
         """One line per head: its role, and its score in every role, in hundredths; · for what was not measured."""
-        measured = [role for role in ROLES if any(role in one.scores for one in self.heads)]
-        wide = max([len("attention"), *(len(one.name) for one in self.heads)])
+        measured = [role for role in ROLES if any(role in head.scores for head in self.heads)]
+        wide = max([len("attention"), *(len(head.name) for head in self.heads)])
         lines = [f"{'attention':{wide}} head  {'role':13} score   {'  '.join(measured)}"]
         for name, head, role, score, scores in self.heads:
-            cells = (f"{100 * scores[one]:z.0f}" if one in scores else "·" for one in measured)
-            others = "  ".join(f"{cell:>{len(one)}}" for cell, one in zip(cells, measured, strict=True))
+            cells = {column: f"{100 * scores[column]:z.0f}" if column in scores else "·" for column in measured}
+            others = "  ".join(f"{cell:>{len(column)}}" for column, cell in cells.items())
             shown = f"{100 * score:5.0f}" if role != NONE else "    –"
             lines.append(f"{name:{wide}} {head:4}  {role:13} {shown}   {others}")
         return "\n".join(lines)
@@ -146,19 +129,19 @@ class HeadRoles:
     def legend(self) -> str:
         """How each role is measured, and who found it."""
         return "\n".join(
-            f"{role:10} {one.formula}, from {self.thresholds[role]:g} on ({one.paper})" for role, one in ROLES.items()
+            f"{name:10} {role.formula}, from {role.threshold:g} on ({role.paper})" for name, role in ROLES.items()
         )
 
-    def __getitem__(self, place: tuple[str, int]) -> HeadRole:
-        if not isinstance(place, tuple) or len(place) != 2:
+    def __getitem__(self, pair: tuple[str, int]) -> HeadRole:
+        if not isinstance(pair, tuple) or len(pair) != 2:
             name, head, *_ = self.heads[0] if self.heads else ("decoder.0.self", 0)
-            raise LensError(f"roles are indexed by a name and a head, such as roles[{name!r}, {head}], got {place!r}")
-        name, head = place
-        check_name(name, dict.fromkeys(one.name for one in self.heads))
-        found = [one for one in self.heads if one.name == name]
-        if head not in [one.head for one in found]:
-            raise LensError(f"{name!r}: heads {', '.join(str(one.head) for one in found)} were measured, not {head!r}")
-        return next(one for one in found if one.head == head)
+            raise LensError(f"roles are indexed by a name and a head, such as roles[{name!r}, {head}], got {pair!r}")
+        name, number = pair
+        check_name(name, dict.fromkeys(head.name for head in self.heads))
+        of_attention = {head.head: head for head in self.heads if head.name == name}
+        if number not in of_attention:
+            raise LensError(f"{name!r}: heads {', '.join(map(str, of_attention))} were measured, not {number!r}")
+        return of_attention[number]
 
     def __iter__(self) -> Iterator[HeadRole]:
         return iter(self.heads)
@@ -175,8 +158,13 @@ class HeadRoles:
         return f"HeadRoles({len(self)} heads: {summary})"
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _choose_role(name: str, head: int, scores: dict[str, float]) -> HeadRole:
+    """The lowest-ranked role whose threshold is reached; within a rank, the one with the largest score."""
+    reached = [role for role, score in scores.items() if score >= ROLES[role].threshold]
+    if not reached:
+        return HeadRole(name, head, NONE, max(scores.values(), default=0.0), scores)
+    role = min(reached, key=lambda role: (ROLES[role].rank, -scores[role]))
+    return HeadRole(name, head, role, scores[role], scores)
 
 
 def check_role(role: str) -> None:

@@ -59,8 +59,8 @@ class _CompiledJob(TileJob):
         """Measures all tiles of a stack into the results."""
         from clearhead.lens.measures.compiled_rows import measure_tile
 
-        heads = (stack.samples, stack.heads)
-        sinks = self.q.new_empty(0) if self.sinks is None else self.sinks[0, stack.heads, 0].contiguous()
+        heads = stack[0][:2]
+        sinks = self.q.new_empty(0) if self.sinks is None else self.sinks[0, stack[0].heads, 0].contiguous()
         received, pixels = self.received[heads], self.map[heads]
         for tile in stack:
             scores, _ = self.score_tile(tile, self.buffers(1)[0])

@@ -151,14 +151,14 @@ def sum_exponentials(scores, base, position):
     """Replaces a row of scores by e; Σ e, Σ e·log2(e) and Σ e·|position of query − position of key|."""
     total, log_sum, distance = 0.0, 0.0, 0.0
     for start in range(0, len(scores), CHUNK):
-        part, place = scores[start : start + CHUNK], NUMBER(position - start)
+        part, query = scores[start : start + CHUNK], NUMBER(position - start)
         part_total, part_logs, part_distance = NUMBER(0), NUMBER(0), NUMBER(0)
         for j in range(len(part)):
             log = (part[j] - base) * LOG2E
             e = exp2(log)
             part_total += e
             part_logs += e * (LOG_OF_ZERO if log < LOG_OF_ZERO else log)
-            part_distance += e * abs(place - NUMBER(np.int32(j)))
+            part_distance += e * abs(query - NUMBER(np.int32(j)))
             part[j] = e
         total += part_total
         log_sum += part_logs
@@ -265,37 +265,37 @@ def measure_tile(
     for sample in range(samples):
         for head in range(heads):
             for row in range(rows):
-                own, place = scores[sample, head, row], (sample, head, row)
-                find_largest(own, packed, maxima, best, more)
+                row_scores, index = scores[sample, head, row], (sample, head, row)
+                find_largest(row_scores, packed, maxima, best, more)
                 highest, _ = unpack(best[0])
                 base = max(highest, sinks[head]) if len(sinks) else highest
                 base = NUMBER(0) if base == -INFINITY else base
                 visible = 0
-                while visible < count - 1 and own[visible] == -INFINITY:
+                while visible < count - 1 and row_scores[visible] == -INFINITY:
                     visible += 1
-                total, log_sum, apart = sum_exponentials(own, base, position + row * step)
+                total, log_sum, apart = sum_exponentials(row_scores, base, position + row * step)
                 normaliser = total + (math.exp(sinks[head] - base) if len(sinks) else 0.0)
                 log, share = math.log(normaliser), 1 / normaliser
                 if normaliser == 0:  # a query that sees nothing
                     log, share = 0.0, 1.0
-                known = normaliser == normaliser
-                largest[place] = highest if known or highest == INFINITY else NUMBER(math.nan)
-                logsumexp[place] = base + log if highest > -INFINITY or not known else -INFINITY
-                entropy[place] = (total * log - LN2 * log_sum) * share
-                peak[place] = exp2((highest - base) * LOG2E) * share
-                distance[place] = apart * share
-                first[place] = own[visible] * share
-                own_weights, own_keys = top_weights[place], top_keys[place]
+                is_number = normaliser == normaliser
+                largest[index] = highest if is_number or highest == INFINITY else NUMBER(math.nan)
+                logsumexp[index] = base + log if highest > -INFINITY or not is_number else -INFINITY
+                entropy[index] = (total * log - LN2 * log_sum) * share
+                peak[index] = exp2((highest - base) * LOG2E) * share
+                distance[index] = apart * share
+                first[index] = row_scores[visible] * share
+                row_weights, row_keys = top_weights[index], top_keys[index]
                 for i in range(top):
                     score, key = unpack(best[i])
-                    real = known and key >= 0
-                    own_weights[i] = exp2((score - base) * LOG2E) * share if real else 0
-                    own_keys[i] = key + first_column if real else -1
+                    real = is_number and key >= 0
+                    row_weights[i] = exp2((score - base) * LOG2E) * share if real else 0
+                    row_keys[i] = key + first_column if real else -1
                 for span in range(len(edges)):
-                    span_mass[sample, head, row, span] = add_up(own[edges[span, 0] : edges[span, 1]]) * share
+                    span_mass[sample, head, row, span] = add_up(row_scores[edges[span, 0] : edges[span, 1]]) * share
                 if not summed:
                     continue
-                add_weights(line, own, NUMBER(share))
+                add_weights(line, row_scores, NUMBER(share))
                 number = first_row + row
                 if row == rows - 1 or (height and (number + 1) % height == 0):
                     if received.shape[2]:

@@ -19,17 +19,17 @@ FAR = 2**30  # the end of a span without one: further than any key
 def check_queries(queries: Queries | int, error: type[ClearheadError]) -> Selected:
     """A slice with a positive step, or a tuple of positions; raises `error` for anything else."""
     if isinstance(queries, slice):
-        edges = [to_python_number(edge) for edge in (queries.start, queries.stop, queries.step)]
-        if all(edge is None or _is_whole(edge) for edge in edges):
-            if edges[2] is None or edges[2] > 0:
-                return slice(*edges)
+        checked = read_slice(queries)
+        if checked is not None and checked.step is not None and checked.step < 1:
             raise error(f"queries are measured in the order of their positions: a step must be positive, got {queries}")
+        if checked is not None:
+            return checked
     else:
         positions = to_python_numbers(queries)
-        positions = [positions] if _is_whole(positions) else positions
+        positions = [positions] if is_whole(positions) else positions
         if isinstance(positions, Collection) and not isinstance(positions, str):
             numbers = tuple(map(to_python_number, positions))
-            if all(map(_is_whole, numbers)):
+            if all(map(is_whole, numbers)):
                 return numbers
     raise error(f"queries are a slice, such as slice(-64, None), or positions, such as [5, -1], got {queries!r:.80}")
 
@@ -40,13 +40,12 @@ def check_spans(spans: Mapping[str, slice], error: type[ClearheadError]) -> dict
         raise error(f"spans must be a dict from names to slices of keys, got {spans!r:.80}")
     checked = {}
     for name, span in spans.items():
-        edges = (span.start, span.stop) if isinstance(span, slice) and span.step in (None, 1) else ("no", "span")
-        start, stop = map(to_python_number, edges)
-        if not isinstance(name, str) or not all(edge is None or _is_whole(edge) for edge in (start, stop)):
+        keys = read_slice(span) if isinstance(span, slice) else None
+        if not isinstance(name, str) or keys is None or keys.step not in (None, 1):
             raise error(
                 f"a span is a name with a slice of keys, such as {{'passage': slice(120, 480)}}, got {name!r}: {span!r}"
             )
-        checked[name] = slice(start, stop)
+        checked[name] = slice(keys.start, keys.stop)
     return checked
 
 
@@ -104,5 +103,12 @@ def _group_into_ranges(numbers: Iterable[int]) -> list[range]:
     return ranges
 
 
-def _is_whole(value: object) -> bool:
+def read_slice(part: slice) -> slice | None:
+    """The same slice with Python's numbers; None if its edges or its step are no whole numbers."""
+    edges = [to_python_number(edge) for edge in (part.start, part.stop, part.step)]
+    return slice(*edges) if all(edge is None or is_whole(edge) for edge in edges) else None
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is an integer, which a boolean is not."""
     return isinstance(value, int) and not isinstance(value, bool)

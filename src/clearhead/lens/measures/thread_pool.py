@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 
@@ -31,58 +32,28 @@ def run_in_threads(
     usual = torch.get_num_threads()
     workers = min(usual if workers is None else workers, len(items))
     threads = usual // max(workers, 1) if threads is None else threads
-    alone = workers < 2 and threads == usual
+    alone = not items or (workers < 2 and threads == usual)
     if alone or "OpenMP" not in torch.__config__.parallel_info().split("ATen parallel backend:")[-1]:
         for item in items:
             work(item)
         return
-    queue = _WorkQueue(work, items, threads)
-    pool = [threading.Thread(target=queue.run, daemon=True) for _ in range(workers)]
-    try:
+    all_started = threading.Barrier(workers + 1, timeout=60)
+    inference = torch.is_inference_mode_enabled()
+
+    def start() -> None:
+        torch.get_num_threads()  # the first query resets the number of a new thread: so it comes before setting it
+        torch.set_num_threads(threads)
+        all_started.wait()
+
+    def run(item: Item) -> None:
+        with torch.inference_mode(inference), torch.no_grad():
+            work(item)
+
+    with ThreadPoolExecutor(workers, initializer=start) as pool:
         # set_num_threads in a thread also changes the default of later threads: it is restored at once.
         with _start_lock:
-            for thread in pool:
-                thread.start()
-            for _ in pool:
-                queue.ready.acquire()
+            results = pool.map(run, items)
+            all_started.wait()
             torch.set_num_threads(usual)
-        for thread in pool:
-            thread.join()
-    finally:
-        queue.stop()
-        for thread in pool:
-            if thread.ident is not None:
-                thread.join()
-    if queue.error is not None:
-        raise queue.error
-
-
-class _WorkQueue(Generic[Item]):
-    """The items left, shared by worker threads; list.pop is atomic."""
-
-    def __init__(self, work: Callable[[Item], None], items: Sequence[Item], threads: int) -> None:
-        self.work, self.left, self.threads = work, list(reversed(items)), threads
-        self.ready = threading.Semaphore(0)
-        self.inference = torch.is_inference_mode_enabled()
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            torch.get_num_threads()  # the first query resets the number of a new thread: so it comes before setting it
-            torch.set_num_threads(self.threads)
-        finally:
-            self.ready.release()
-        with torch.inference_mode(self.inference), torch.no_grad():
-            while self.left:
-                try:
-                    item = self.left.pop()
-                except IndexError:  # another took it
-                    return
-                try:
-                    self.work(item)
-                except BaseException as error:
-                    self.error = error
-                    self.stop()
-
-    def stop(self) -> None:
-        self.left.clear()
+        for _ in results:  # raises the first error, and cancels the items left
+            pass

@@ -6,7 +6,6 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -50,18 +49,7 @@ class Tile(NamedTuple):
         return samples, heads, rows, -(-columns // top_keys.BLOCK) * top_keys.BLOCK
 
 
-@dataclass(frozen=True)
-class TileStack:
-    """The tiles of some heads of some samples, a unit of work for one thread."""
-
-    samples: slice
-    heads: slice
-    kv_heads: slice
-    scorer: TileScorer
-    blocks: list[tuple[slice, VisibleRun]]  # rows, and what they may see: one list for many heads
-
-    def __iter__(self) -> Iterator[Tile]:
-        return (Tile(self.samples, self.heads, self.kv_heads, self.scorer, *block) for block in self.blocks)
+TileStack = list[Tile]  # all tiles of some heads of some samples: a unit of work for one thread
 
 
 class RowMeasures(NamedTuple):
@@ -91,9 +79,8 @@ class TileJob:
         self.sinks = None if call.sinks is None else call.sinks.to(self.q.dtype).view(1, -1, 1)
         tile_scores, workers = (GPU_TILE_SCORES, 1) if self.q.is_cuda else (CPU_TILE_SCORES, torch.get_num_threads())
         self.stacks = plan_stacks(job, tile_scores, workers)
-        first_of = {id(stack.blocks): stack for stack in reversed(self.stacks)}.values()  # no later one has more heads
-        self.largest_tile = max((math.prod(tile.shape) for stack in first_of for tile in stack), default=0)
-        self.total = self.largest_tile * sum(len(stack.blocks) for stack in self.stacks)  # at most twice the true one
+        self.largest_tile = max((math.prod(tile.shape) for stack in self.stacks for tile in stack), default=0)
+        self.total = self.largest_tile * sum(map(len, self.stacks))  # at most twice the true one
         self._thread = threading.local()
         shape, keys, top = self.q.shape[:3], call.k.shape[2], max(job.top, 1)
         self.rows = RowMeasures(  # as for queries that see nothing
@@ -201,7 +188,8 @@ def plan_stacks(job: MeasureJob, tile_scores: int, workers: int = 1) -> list[Til
         merged = [(part, _merge_runs(runs, part, job.rows, height)) for part in _cut_rows(count, height, job.blocks[0])]
         blocks = [(part, run) for part, run in merged if run.columns.stop]
         for kv in _split_range(kv_heads, together) if blocks else ():
-            stacks.append(TileStack(samples, slice(kv.start * group, kv.stop * group), kv, part_scorer, blocks))
+            shared = (samples, slice(kv.start * group, kv.stop * group), kv, part_scorer)
+            stacks.append([Tile(*shared, *block) for block in blocks])
     return stacks
 
 

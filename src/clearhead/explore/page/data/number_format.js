@@ -114,7 +114,7 @@ export function formatShare(share, precision = 0) {
     : percent.toFixed(digits);
 }
 
-/** A number with so many decimals; "<0.001" for smaller ones, "–" for none. */
+/** A number with `digits` decimals; "<0.001" for smaller ones, "–" for none. */
 export function formatNumber(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits) return `<${(10 ** -digits).toFixed(digits)}`;

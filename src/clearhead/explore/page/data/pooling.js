@@ -1,6 +1,6 @@
 // Sums of weights over blocks of tokens.
 
-/** How many blocks of this size cover so many tokens. */
+/** The number of blocks of size `block` that cover `tokens` tokens. */
 function blocksIn(tokens, block) {
   return Math.ceil(tokens / block);
 }

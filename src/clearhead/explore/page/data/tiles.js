@@ -264,7 +264,7 @@ export class HeadTiles {
     return this.source.precision(this.attention.name, this.head);
   }
 
-  /** The share of attention with the full colour, for cells of so many tokens; heads side by side share a scale. */
+  /** The share of attention with the full colour, for blocks of cells; heads side by side share a scale. */
   full(curve, blocks) {
     return Math.max(...[this, ...this.beside].filter((one) => one.base).map((one) => one.fullAlone(curve, blocks)));
   }

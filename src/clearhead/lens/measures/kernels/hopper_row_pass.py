@@ -36,7 +36,7 @@ LEAST = gl.constexpr(0xFF7FFFFF)  # the bits of the smallest float32
 @no_type_check
 def scan_rows(
     q, q_place, k, k_place, mask, runs, runs_sample, runs_head, others, others_sample, others_head, others_tile,
-    scales, given, received, out, cells, cells_sample, high, wide, columns, heads, group, queries, keys, rows,
+    scales, logsumexps, received, out, cells, cells_sample, high, wide, columns, heads, group, queries, keys, rows,
     start, step, offset,
     D: gl.constexpr, BN: gl.constexpr, CONSUMERS: gl.constexpr, REGISTERS: gl.constexpr, STAGES: gl.constexpr,
     TERMS: gl.constexpr, BOUNDS: gl.constexpr, DOCUMENTS: gl.constexpr, DENSE: gl.constexpr, TOP: gl.constexpr,
@@ -65,17 +65,26 @@ def scan_rows(
     tiles_k = gl.allocate_shared_memory(k.dtype, [STAGES, BN, D], k.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(STAGES + 1):
-        mbarrier.init(full.index(place), count=1)
-    for place in gl.static_range(STAGES):
-        mbarrier.init(empty.index(place), count=CONSUMERS)
+    for stage in gl.static_range(STAGES + 1):
+        mbarrier.init(full.index(stage), count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(empty.index(stage), count=CONSUMERS)
     fence_async_shared()
 
-    own = (b * q_place[0] + h * q_place[1] + row, h * q_place[2])
-    origin = (b * k_place[0] + h // group * k_place[1], h // group * k_place[2])
-    for_producer = (q, k, own, origin, tiles_q, tiles_k, full, empty, schedule)
+    origin_q = (b * q_place[0] + h * q_place[1] + row, h * q_place[2])
+    origin_k = (b * k_place[0] + h // group * k_place[1], h // group * k_place[2])
+    for_producer = (q, k, origin_q, origin_k, tiles_q, tiles_k, full, empty, schedule)
     at = sample.to(gl.int64)
-    out = (out, given + at * rows, received + at * keys, cells + at * cells_sample, high, wide, columns, at * rows)
+    out = (
+        out,
+        logsumexps + at * rows,
+        received + at * keys,
+        cells + at * cells_sample,
+        high,
+        wide,
+        columns,
+        at * rows,
+    )
     for_consumer = (tiles_q, tiles_k, full, empty, schedule, row, first_column, gl.load(scales + h), mask, b, h)
     for_consumer = (for_consumer, out, (queries, keys, rows, start, step, offset))
     if CONSUMERS == 2:
@@ -110,18 +119,18 @@ def scan_rows(
 @no_type_check
 def load_keys(for_producer, BN: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
     """The producer: loads the queries, then each tile of keys as soon as its stage is empty."""
-    q, k, own, origin, tiles_q, tiles_k, full, empty, schedule = for_producer
+    q, k, origin_q, origin_k, tiles_q, tiles_k, full, empty, schedule = for_producer
     mbarrier.expect(full.index(STAGES), q.block_type.nbytes * CONSUMERS)
     for consumer in gl.static_range(CONSUMERS):
         tma.async_copy_global_to_shared(
-            q, [own[0] + consumer * BM, own[1]], full.index(STAGES), tiles_q.index(consumer)
+            q, [origin_q[0] + consumer * BM, origin_q[1]], full.index(STAGES), tiles_q.index(consumer)
         )
     for iteration in range(schedule[5]):
-        place = iteration % STAGES
-        mbarrier.wait(empty.index(place), ((iteration // STAGES) & 1) ^ 1)
-        mbarrier.expect(full.index(place), k.block_type.nbytes)
-        at = [origin[0] + find_key_tile(iteration, schedule) * BN, origin[1]]
-        tma.async_copy_global_to_shared(k, at, full.index(place), tiles_k.index(place))
+        stage = iteration % STAGES
+        mbarrier.wait(empty.index(stage), ((iteration // STAGES) & 1) ^ 1)
+        mbarrier.expect(full.index(stage), k.block_type.nbytes)
+        at = [origin_k[0] + find_key_tile(iteration, schedule) * BN, origin_k[1]]
+        tma.async_copy_global_to_shared(k, at, full.index(stage), tiles_k.index(stage))
 
 
 @gluon.jit
@@ -135,7 +144,7 @@ def reduce_rows(
     """A consumer: the measures of its 64 rows."""
     for_consumer, out, sizes = for_consumer
     tiles_q, tiles_k, full, empty, schedule, row, first_column, scale, mask, b, h = for_consumer
-    out, given, received, cells, high, wide, columns, at = out
+    out, logsumexps, received, cells, high, wide, columns, at = out
     queries, keys, rows, start, step, offset = sizes
     hole_end, run_length, total = schedule[3], schedule[4], schedule[5]
     first_row = row + consumer * BM
@@ -148,7 +157,7 @@ def reduce_rows(
     sums_layout: gl.constexpr = gl.SliceLayout(1, gl.reshape(zeros, [BM, BN // 8, 8]).type.layout)
     class_layout: gl.constexpr = gl.SliceLayout(1, gl.reshape(zeros, [BM, BN // CLASSES, CLASSES // 8, 8]).type.layout)
     row = first_row + gl.arange(0, BM, layout=gl.SliceLayout(1, product_layout))
-    logsumexp = gl.load(given + row, mask=row < rows, other=float("-inf")) * LOG2E
+    logsumexp = gl.load(logsumexps + row, mask=row < rows, other=float("-inf")) * LOG2E
     logsumexp = gl.where(logsumexp <= NOTHING, -HIDDEN, logsumexp)
     i = start + step * row
     first_key = gl.zeros([BM], gl.int32, layout=gl.SliceLayout(1, product_layout)) + first_column
@@ -222,8 +231,8 @@ def reduce_rows(
 def find_key_tile(iteration, schedule):
     """The tile of keys of an iteration: one of the run, its hole left out, or one of the others."""
     others, first, hole, hole_end, run_length, total, rotation = schedule
-    place = iteration + rotation
-    n = first + gl.where(place < run_length, place, place - run_length)
+    turn = iteration + rotation
+    n = first + gl.where(turn < run_length, turn, turn - run_length)
     n = gl.where(n >= hole, n + hole_end - hole, n)
     other = gl.load(others + (iteration - run_length), mask=(iteration >= run_length) & (iteration < total), other=0)
     return gl.where(iteration < run_length, n, other)
@@ -233,11 +242,11 @@ def find_key_tile(iteration, schedule):
 @no_type_check
 def multiply_tiles(tile_q, tiles_k, full, empty, iteration, zeros, STAGES: gl.constexpr):
     """q·kᵀ of an iteration, as soon as its keys have arrived."""
-    place = iteration % STAGES
-    mbarrier.wait(full.index(place), (iteration // STAGES) & 1)
-    product = warpgroup_mma(tile_q, tiles_k.index(place).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    stage = iteration % STAGES
+    mbarrier.wait(full.index(stage), (iteration // STAGES) & 1)
+    product = warpgroup_mma(tile_q, tiles_k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
     product = warpgroup_mma_wait(0, deps=[product])
-    mbarrier.arrive(empty.index(place), count=1)
+    mbarrier.arrive(empty.index(stage), count=1)
     return product
 
 
@@ -302,9 +311,9 @@ def accumulate_tile(
             key = key + gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, tile_layout)))[None, None, :]
             for pixel in range(first, (n * BN + BN - 1) // wide + 1):
                 inside = (key >= pixel * wide) & (key < (pixel + 1) * wide)
-                some = gl.sum(gl.where(inside, weights, 0.0), 1)
-                some = gl.sum(gl.expand_dims(some, 1), 2)
-                add_pixels(some, cells, pixel, high, columns, first_row, rows, 1, CHUNK, PARTS)
+                part = gl.sum(gl.where(inside, weights, 0.0), 1)
+                part = gl.sum(gl.expand_dims(part, 1), 2)
+                add_pixels(part, cells, pixel, high, columns, first_row, rows, 1, CHUNK, PARTS)
     if RECEIVED:
         parts = gl.sum(gl.sum(gl.reshape(weights, [BM // WARPS // 16, WARPS, 2, 8, BN]), 2), 0)
         parts = exchange_halves(exchange_halves(exchange_halves(parts, 4, BN), 2, BN // 2), 1, BN // 4)
@@ -355,14 +364,14 @@ def add_pixels(
     """As `tile_operations.add_pixels`: adds sums of each row, (BM, WIDE), to the cells of their chunks."""
     row = first_row + gl.arange(0, BM, layout=gl.SliceLayout(1, pixels.type.layout))
     for part in gl.static_range(PARTS):
-        some = pixels
+        sums = pixels
         if PARTS > 1:
-            own = row // high - (row - row % CHUNK) // high
-            some = gl.where((own == part)[:, None], pixels, 0.0)
+            line_in_chunk = row // high - (row - row % CHUNK) // high
+            sums = gl.where((line_in_chunk == part)[:, None], pixels, 0.0)
         if CHUNK > 1:
-            some = gl.sum(gl.reshape(some, [BM // CHUNK, CHUNK, WIDE]), 1)
-        chunk = first_row + gl.arange(0, BM // CHUNK, layout=gl.SliceLayout(1, some.type.layout)) * CHUNK
+            sums = gl.sum(gl.reshape(sums, [BM // CHUNK, CHUNK, WIDE]), 1)
+        chunk = first_row + gl.arange(0, BM // CHUNK, layout=gl.SliceLayout(1, sums.type.layout)) * CHUNK
         pixel_row = chunk // high + part
-        column = first + gl.arange(0, WIDE, layout=gl.SliceLayout(0, some.type.layout))
+        column = first + gl.arange(0, WIDE, layout=gl.SliceLayout(0, sums.type.layout))
         inside = (pixel_row * high < rows)[:, None] & (column < columns)[None, :]
-        gl.atomic_add(cells + pixel_row[:, None] * columns + column[None, :], some, mask=inside, sem="relaxed")
+        gl.atomic_add(cells + pixel_row[:, None] * columns + column[None, :], sums, mask=inside, sem="relaxed")

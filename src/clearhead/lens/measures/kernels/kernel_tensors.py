@@ -82,6 +82,11 @@ class KernelInputs:
             self.described[shape[:2]] = places
         return self.described[shape[:2]]
 
+    def product_arguments(self, shape: TileShape) -> tuple[Any, ...]:
+        """The first arguments of the kernels with tiles of this shape: q, k, mask and bias."""
+        q, k = self.describe(shape)
+        return (q.source, q.offsets, k.source, k.offsets, self.mask.arguments, self.bias)
+
     def count_programs(self, tiles: int) -> tuple[int]:
         """The launch grid for so many tiles of each head and sample."""
         return (tiles * self.q.shape[0] * self.q.shape[1],)
@@ -98,7 +103,7 @@ class KernelOutputs:
         self.threshold, self.logsumexp = per_query[5:7]
         self.first_key, self.best_score = per_query[7].view(torch.int32), per_query[8]
         # Only without top keys: the tile of the best key, and its classes
-        self.best = tuple(one.view(torch.int32) for one in per_query[9:])
+        self.best = tuple(numbers.view(torch.int32) for numbers in per_query[9:])
         self.candidates: Tensor | None = None  # slots, of which the first counts the used ones
         if job.top:
             self.candidates = torch.empty(*shape, count_slots(job.top), dtype=torch.int32, device=device)
@@ -162,14 +167,14 @@ def _build_bias(call: Call, unused: Tensor) -> tuple[tuple[Any, ...], int]:
     """What `add_bias` reads, and its kind: nothing (0), a number for each j − i (1), or the tensor itself (2)."""
     if call.bias is None:
         return (unused, 0, 0, 0, 0), 0
-    own = call.bias.replace(call.bias.parameter.detach().float())
-    if isinstance(own, biases.Dense):
-        return (own.parameter, *mask_plan.broadcast_strides(own.parameter)), 2
+    bias = call.bias.replace(call.bias.parameter.detach().float())
+    if isinstance(bias, biases.Dense):
+        return (bias.parameter, *mask_plan.broadcast_strides(bias.parameter)), 2
     queries, keys = call.sizes[2:]
     last = torch.arange(queries - 1, queries, device=call.q.device)
-    heads = torch.arange(own.heads, device=call.q.device)[:, None]
-    line = own.at(heads * 0, heads, last, torch.arange(queries + keys - 1, device=call.q.device), queries, keys)
-    return (line.contiguous(), 0, 0 if own.heads == 1 else line.stride(0), 0, 0), 1
+    heads = torch.arange(bias.heads, device=call.q.device)[:, None]
+    line = bias.at(heads * 0, heads, last, torch.arange(queries + keys - 1, device=call.q.device), queries, keys)
+    return (line.contiguous(), 0, 0 if bias.heads == 1 else line.stride(0), 0, 0), 1
 
 
 def is_interpreted() -> bool:
@@ -181,7 +186,7 @@ class TensorArgument(NamedTuple):
     """A tensor as a kernel argument: TMA descriptor or pointer, with offsets of samples and heads."""
 
     source: Any
-    place: tuple[int, ...]
+    offsets: tuple[int, ...]
     described: bool
 
 
@@ -210,20 +215,20 @@ def describe_tensor(
     if by_number != 1 or by_row < d or by_row * itemsize % 16 or x.data_ptr() % 16 or by_sample % by_row:
         return None
     if by_head % by_row == 0:
-        place, columns = (by_sample // by_row, by_head // by_row, 0), d
+        offsets, columns = (by_sample // by_row, by_head // by_row, 0), d
     elif (heads - 1) * by_head + d <= by_row and width == d and by_head * itemsize % 16 == 0:
-        place, columns = (by_sample // by_row, 0, by_head), (heads - 1) * by_head + d
+        offsets, columns = (by_sample // by_row, 0, by_head), (heads - 1) * by_head + d
     else:
         return None
-    length = (batch - 1) * place[0] + (heads - 1) * place[1] + tokens
-    given = (x, [length, columns], [by_row, 1], [rows, width])
+    length = (batch - 1) * offsets[0] + (heads - 1) * offsets[1] + tokens
+    tiles = (x, [length, columns], [by_row, 1], [rows, width])
     if for_gluon:
         from triton.experimental.gluon.nvidia import hopper
 
-        return TensorArgument(hopper.TensorDescriptor(*given, _layout((rows, width))), place, True)
+        return TensorArgument(hopper.TensorDescriptor(*tiles, _layout((rows, width))), offsets, True)
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorArgument(TensorDescriptor(*given), place, True)
+    return TensorArgument(TensorDescriptor(*tiles), offsets, True)
 
 
 def has_tensor_memory_access(device: torch.device) -> bool:

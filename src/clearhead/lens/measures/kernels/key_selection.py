@@ -25,7 +25,7 @@ from clearhead.lens.measures.kernels.tile_operations import (
 @triton.jit(do_not_specialize=NUMBERS)
 @no_type_check
 def select_top_keys(
-    q, q_place, k, k_place, mask, bias, scales, cap, seen, found, out, heads, group, queries, keys, rows, start,
+    q, q_place, k, k_place, mask, bias, scales, cap, seen, candidates, out, heads, group, queries, keys, rows, start,
     step, offset,
     D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAP: tl.constexpr, BIAS: tl.constexpr,
     TERMS: tl.constexpr, BOUNDS: tl.constexpr, DOCUMENTS: tl.constexpr, DENSE: tl.constexpr, TOP: tl.constexpr,
@@ -58,14 +58,14 @@ def select_top_keys(
     tl.store(out[0] + at, tl.sum(first, 1), mask=inside)
 
     if TOP == 0:
-        number = tl.load(found[0] + at, mask=inside, other=0)
-        bits = tl.where(logsumexp < -NOTHING, tl.load(found[1] + at, mask=inside, other=0), 0)
+        number = tl.load(candidates[0] + at, mask=inside, other=0)
+        bits = tl.where(logsumexp < -NOTHING, tl.load(candidates[1] + at, mask=inside, other=0), 0)
         best, key = tl.full([BM], HIDDEN, tl.float32), tl.full([BM], FAR, tl.int32)
         FEW: tl.constexpr = min(BN // CLASSES, 2)  # keys at a time: fewer registers each, more queries at once
         while tl.max(tl.where(bits != 0, 1, 0)) > 0:
             lowest = bits & -bits
-            for some in tl.range(0, BN // CLASSES, FEW):
-                few = (some + tl.arange(0, FEW)) * CLASSES
+            for begin in tl.range(0, BN // CLASSES, FEW):
+                few = (begin + tl.arange(0, FEW)) * CLASSES
                 j = tl.where((lowest != 0)[:, None], (number * BN + find_bit(lowest))[:, None] + few[None, :], -1)
                 x = score_key(
                     tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS
@@ -79,7 +79,7 @@ def select_top_keys(
             bits -= lowest
         tl.store(out[1] + at, tl.where(best > NOTHING, key, -1), mask=inside)
     else:
-        count = tl.load(found[1] + at * SLOTS, mask=inside, other=0)
+        count = tl.load(candidates[1] + at * SLOTS, mask=inside, other=0)
         count = tl.where(count < SLOTS, count, 0)[:, None]  # rows with more are left to `select_from_all_keys`
         # Two bits of each word are resolved, of four words at a time; two more (rare) if there are few words.
         most = tl.where(tl.max(count) <= SLOTS // 2, 4, 2)
@@ -89,23 +89,23 @@ def select_top_keys(
         left = tl.zeros([BM], tl.int32)
         for number in tl.range(tl.cdiv(tl.max(count), 4)):
             slot = number * 4 + few
-            word = tl.load(found[1] + at[:, None] * SLOTS + slot + 1, mask=slot < count, other=0)
+            word = tl.load(candidates[1] + at[:, None] * SLOTS + slot + 1, mask=slot < count, other=0)
             bits, origin = word & ((1 << (BN // 8)) - 1), word >> (BN // 8)
             start_of = origin // 8 * BN + origin % 8
-            one = 0
-            while (one < most) & (tl.max(bits) > 0):
+            bit_number = 0
+            while (bit_number < most) & (tl.max(bits) > 0):
                 lowest = bits & -bits
                 j = tl.where(bits != 0, start_of + find_bit(lowest) * 8, -1)
                 x = score_key(
                     tile_q, k, k_place, bias, b, h, group, i, j, queries, keys, scale, cap, D, WIDTH, CAP, BIAS
                 )
-                here = turn == number + one % 2 * (SLOTS // 4) + one // 2 * (SLOTS // 8)
+                here = turn == number + bit_number % 2 * (SLOTS // 4) + bit_number // 2 * (SLOTS // 8)
                 values = tl.where(here, tl.where(j >= 0, x, HIDDEN)[:, None, :], values)
                 names = tl.where(here, j[:, None, :], names)
                 bits -= lowest
-                one += 1
+                bit_number += 1
             left = tl.maximum(left, tl.max(bits, 1))
-        tl.store(found[1] + at * SLOTS, SLOTS, mask=inside & (left > 0))
+        tl.store(candidates[1] + at * SLOTS, SLOTS, mask=inside & (left > 0))
         values, names = tl.reshape(values, [BM, SLOTS * 2]), tl.reshape(names, [BM, SLOTS * 2])
         write_top_keys(values, names, logsumexp, out, at, inside, TOP)
 
@@ -113,7 +113,7 @@ def select_top_keys(
 @triton.jit(do_not_specialize=NUMBERS)
 @no_type_check
 def select_from_all_keys(
-    q, q_place, k, k_place, mask, bias, scales, cap, seen, found, out, heads, group, queries, keys, rows, start,
+    q, q_place, k, k_place, mask, bias, scales, cap, seen, candidates, out, heads, group, queries, keys, rows, start,
     step, offset,
     D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
     CAST: tl.constexpr, CAP: tl.constexpr, BIAS: tl.constexpr, TERMS: tl.constexpr, BOUNDS: tl.constexpr,
@@ -126,11 +126,11 @@ def select_from_all_keys(
     row = tile * BM + tl.arange(0, BM)
     at = sample.to(tl.int64) * rows + row
     inside = row < rows
-    over = tl.load(found[1] + at * SLOTS, mask=inside, other=0) >= SLOTS
+    over = tl.load(candidates[1] + at * SLOTS, mask=inside, other=0) >= SLOTS
     if tl.max(tl.where(over, 1, 0)) > 0:
         i = start + step * row
         logsumexp = tl.load(seen[0] + at, mask=inside, other=-HIDDEN)
-        limit = tl.load(found[0] + at, mask=inside, other=-HIDDEN) + logsumexp
+        limit = tl.load(candidates[0] + at, mask=inside, other=-HIDDEN) + logsumexp
         scale = tl.load(scales + h)
         tile_q = load_tile(q, q_place, b, h, tile * BM, rows, BM, D, WIDTH, False)
         values = tl.full([BM, LIST], HIDDEN, tl.float32)
@@ -166,8 +166,8 @@ def score_key(
     column = tl.arange(0, WIDTH)[None, None, :]
     start = k + b.to(tl.int64) * k_place[0] + (h // group).to(tl.int64) * k_place[1]
     inside = ((j >= 0) & (j < keys))[:, :, None] & (column < D)
-    own = tl.load(start + j.to(tl.int64)[:, :, None] * k_place[2] + column * k_place[3], mask=inside, other=0.0)
-    x = scale_product(tl.sum(tile_q[:, None, :] * own.to(tl.float32), 2), scale, cap, CAP)
+    row_k = tl.load(start + j.to(tl.int64)[:, :, None] * k_place[2] + column * k_place[3], mask=inside, other=0.0)
+    x = scale_product(tl.sum(tile_q[:, None, :] * row_k.to(tl.float32), 2), scale, cap, CAP)
     return add_bias(x, bias, b, h, i[:, None], tl.maximum(j, 0), queries, keys, BIAS)
 
 
@@ -195,10 +195,10 @@ def insert_sorted(values, names, value, name, LIST: tl.constexpr):
 @no_type_check
 def write_top_keys(values, names, logsumexp, out, at, inside, TOP: tl.constexpr):
     """Writes the lists in order: largest first, of equal values the smallest key first."""
-    for place in tl.range(TOP):
+    for rank in tl.range(TOP):
         best = tl.max(values, 1)
         name = tl.min(tl.where((values == best[:, None]) & (best > NOTHING)[:, None], names, FAR), 1)
-        some = best > NOTHING
-        tl.store(out[1] + at * TOP + place, tl.where(some, name, -1), mask=inside)
-        tl.store(out[2] + at * TOP + place, tl.where(some, tl.exp2(best - logsumexp), 0.0), mask=inside)
-        values = tl.where((names == name[:, None]) & some[:, None], HIDDEN, values)
+        exists = best > NOTHING
+        tl.store(out[1] + at * TOP + rank, tl.where(exists, name, -1), mask=inside)
+        tl.store(out[2] + at * TOP + rank, tl.where(exists, tl.exp2(best - logsumexp), 0.0), mask=inside)
+        values = tl.where((names == name[:, None]) & exists[:, None], HIDDEN, values)

@@ -122,9 +122,9 @@ def plan_hopper_pass(job: MeasureJob, inputs: KernelInputs, shapes: TileShapes) 
         return None
     if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[3] not in (64, 128):
         return None
-    own = describe_tensor(q, CONSUMER_ROWS, q.shape[3], for_gluon=True)
-    other = None if own is None else describe_tensor(k, shape.keys, q.shape[3], for_gluon=True)
-    return None if own is None or other is None else HopperPass(own, other, shape, received)
+    tiles = ((q, CONSUMER_ROWS), (k, shape.keys))
+    queries, keys = (describe_tensor(x, rows, q.shape[3], for_gluon=True) for x, rows in tiles)
+    return None if queries is None or keys is None else HopperPass(queries, keys, shape, received)
 
 
 def launch_hopper_row_pass(job: MeasureJob, inputs: KernelInputs, outputs: KernelOutputs, hopper: HopperPass) -> None:
@@ -133,7 +133,7 @@ def launch_hopper_row_pass(job: MeasureJob, inputs: KernelInputs, outputs: Kerne
     q, k, shape, received = hopper
     plan = mask_plan.plan_rows(job.call.mask, job.call.sizes[2:], job.rows, job.offset, shape[:2], inputs.q.device)
     scan_rows[inputs.count_programs(-(-len(job.rows) // shape.queries))](
-        *(q.source, q.place, k.source, k.place, inputs.mask.arguments, *plan, inputs.scales, inputs.logsumexp),
+        *(q.source, q.offsets, k.source, k.offsets, inputs.mask.arguments, *plan, inputs.scales, inputs.logsumexp),
         *(inputs.scales if outputs.received is None else outputs.received, outputs.row_pass),
         *(*_map_arguments(job, inputs, outputs), *inputs.sizes),
         **{name: inputs.constants[name] for name in ("D", "TERMS", "BOUNDS", "DOCUMENTS", "DENSE")},
@@ -152,19 +152,18 @@ def launch_hopper_row_pass(job: MeasureJob, inputs: KernelInputs, outputs: Kerne
 def launch_row_pass(job: MeasureJob, inputs: KernelInputs, outputs: KernelOutputs, shape: TileShape) -> None:
     from clearhead.lens.measures.kernels.row_pass import scan_rows
 
-    call, given = job.call, inputs.logsumexp
+    call, logsumexp = job.call, inputs.logsumexp
     plan = mask_plan.plan_rows(call.mask, call.sizes[2:], job.rows, job.offset, shape[:2], inputs.q.device)
     sinks = inputs.scales if call.sinks is None else call.sinks.detach().double().mul(LOG2E).float()
-    q, k = inputs.describe(shape)
     scan_rows[inputs.count_programs(-(-len(job.rows) // shape.queries))](
-        *(q.source, q.place, k.source, k.place, inputs.mask.arguments, inputs.bias, *plan, inputs.scales, inputs.cap),
-        *(sinks, inputs.scales if given is None else given, outputs.row_pass),
+        *(*inputs.product_arguments(shape), *plan, inputs.scales, inputs.cap),
+        *(sinks, inputs.scales if logsumexp is None else logsumexp, outputs.row_pass),
         *(*_map_arguments(job, inputs, outputs), *inputs.sizes),
         SINKS=call.sinks is not None,
-        GIVEN=given is not None,
+        GIVEN=logsumexp is not None,
         TOP=job.top,
         CLASSES=count_classes(job.top),
-        **_map_constants(job, shape, filled=given is not None),
+        **_map_constants(job, shape, filled=logsumexp is not None),
         **_tile_constants(inputs, shape),
     )
 
@@ -174,11 +173,10 @@ def launch_column_pass(job: MeasureJob, inputs: KernelInputs, outputs: KernelOut
 
     shape, sizes = shapes.candidates if job.top else shapes.columns, job.call.sizes[2:]
     plan = mask_plan.plan_columns(job.call.mask, sizes, job.rows, shape[:2], inputs.q.device)
-    found = (outputs.threshold, outputs.first_key if outputs.candidates is None else outputs.candidates)
-    q, k = inputs.describe(shape)
+    candidates = (outputs.threshold, outputs.first_key if outputs.candidates is None else outputs.candidates)
     scan_columns[inputs.count_programs(-(-sizes[1] // shape.keys))](
-        *(q.source, q.place, k.source, k.place, inputs.mask.arguments, inputs.bias, *plan, inputs.scales, inputs.cap),
-        *(outputs.log2sumexp, inputs.scales if outputs.received is None else outputs.received, found),
+        *(*inputs.product_arguments(shape), *plan, inputs.scales, inputs.cap),
+        *(outputs.log2sumexp, inputs.scales if outputs.received is None else outputs.received, candidates),
         *(*_map_arguments(job, inputs, outputs), *inputs.sizes),
         WARPS=min(shape.warps, shape.queries // 16),
         RECEIVED=outputs.received is not None,
@@ -193,17 +191,14 @@ def launch_span_pass(
     job: MeasureJob, inputs: KernelInputs, log2sumexp: Tensor, span_mass: Tensor, shape: TileShape
 ) -> None:
     """Sums the weights of each query over each span of keys, once the logsumexp is known."""
-    from clearhead.lens.measures.kernels.span_pass import sum_spans
+    from clearhead.lens.measures.kernels.row_pass import sum_spans
 
-    edges = tuple((span.start, span.stop) for span in job.spans.values())
+    edges, device = tuple((span.start, span.stop) for span in job.spans.values()), inputs.q.device
     spans = mask_plan.cache_on_device(
-        ("spans", edges),
-        inputs.q.device,
-        lambda: torch.tensor(edges, dtype=torch.int32, device=inputs.q.device),
+        ("spans", edges), device, lambda: torch.tensor(edges, dtype=torch.int32, device=device)
     )
-    q, k = inputs.describe(shape)
     sum_spans[inputs.count_programs(-(-len(job.rows) // shape.queries) * len(edges))](
-        *(q.source, q.place, k.source, k.place, inputs.mask.arguments, inputs.bias, spans, inputs.scales, inputs.cap),
+        *(*inputs.product_arguments(shape), spans, inputs.scales, inputs.cap),
         *(log2sumexp, span_mass, len(edges), *inputs.sizes),
         **_tile_constants(inputs, shape),
     )
@@ -216,11 +211,12 @@ def launch_selection(
     from clearhead.lens.measures.kernels.key_selection import select_from_all_keys, select_top_keys
 
     q, k = inputs.q, inputs.k
-    known = (outputs.log2sumexp, outputs.first_key, outputs.logsumexp if inputs.logsumexp is None else inputs.logsumexp)
-    found = outputs.best if outputs.candidates is None else (outputs.threshold, outputs.candidates)
+    logsumexp = outputs.logsumexp if inputs.logsumexp is None else inputs.logsumexp
+    candidates = outputs.best if outputs.candidates is None else (outputs.threshold, outputs.candidates)
     arguments = (
         *(q, q.stride(), k, k.stride(), inputs.mask.arguments, inputs.bias, inputs.scales, inputs.cap),
-        *(known, found, (outputs.first, outputs.top_keys, outputs.top_weights, outputs.logsumexp), *inputs.sizes),
+        *((outputs.log2sumexp, outputs.first_key, logsumexp), candidates),
+        *((outputs.first, outputs.top_keys, outputs.top_weights, outputs.logsumexp), *inputs.sizes),
     )
     constants = {"TOP": job.top, "SLOTS": count_slots(job.top), **inputs.constants}
     shape = shapes.selection

@@ -8,7 +8,6 @@ of the others; it is computed on the device, without synchronising.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -25,9 +24,9 @@ DENSE = 2**28  # most cells of a mask that is made dense
 
 
 class Bound(NamedTuple):
-    """A bound: `number`, or `number + sign * lengths[sample]`; `place` says what is bounded, coded as in `Term`."""
+    """A bound: `number`, or `number + sign * lengths[sample]`; `kind` says what is bounded, coded as in `Term`."""
 
-    place: int
+    kind: int
     number: int
     lengths: Int[Tensor, " samples"] | None = None
     sign: int = 1
@@ -36,7 +35,7 @@ class Bound(NamedTuple):
 class Term(NamedTuple):
     """A conjunction of bounds on query i and key j, and of document ids or a dense mask, if any.
 
-    `Bound.place` 0 and 1: minimum and maximum of j − i; 2 and 3: begin and end of j; 4 and 5: begin and end of i.
+    `Bound.kind` 0 and 1: minimum and maximum of j − i; 2 and 3: begin and end of j; 4 and 5: begin and end of i.
     """
 
     bounds: tuple[Bound, ...] = ()
@@ -69,32 +68,33 @@ def build_mask_arguments(mask: Mask | None, sizes: tuple[int, int, int, int], de
     if mask is None:
         nothing = _empty_table(device)
         return MaskArguments((nothing, 0, nothing, 0, nothing, 0, nothing, 0, 0, 0, 0), 0, 0, 0, 0)
-    found: MaskArguments = mask.once(("lens rules", sizes, device), lambda: _build_mask_arguments(mask, sizes, device))
-    return found
+    key = ("lens rules", sizes, device)
+    arguments: MaskArguments = mask.once(key, lambda: _build_mask_arguments(mask, sizes, device))
+    return arguments
 
 
 def find_terms(mask: Mask, queries: int, keys: int) -> list[Term] | None:
     """The terms of a mask, or None if there are too many, or it has several document or dense masks."""
-    found = _find_terms(mask, queries, keys)
-    if found is None or len(found) > TERMS:
+    terms = _find_terms(mask, queries, keys)
+    if terms is None or len(terms) > TERMS:
         return None
     for kind in ("documents", "dense"):
-        if len({id(part) for term in found if (part := getattr(term, kind)) is not None}) > 1:
+        if len({id(part) for term in terms if (part := getattr(term, kind)) is not None}) > 1:
             return None
-    return found
+    return terms
 
 
 def _find_terms(mask: Mask, queries: int, keys: int) -> list[Term] | None:
     match mask:
         case Both():
-            found: list[Term] = [Term()]
+            terms: list[Term] = [Term()]
             for part in mask.masks:
                 more = _find_terms(part, queries, keys)
-                joined = [] if more is None else [_join_terms(a, b) for a in found for b in more]
+                joined = [] if more is None else [_join_terms(a, b) for a in terms for b in more]
                 if more is None or None in joined or len(joined) > TERMS:
                     return None
-                found = [term for term in joined if term is not None]
-            return found
+                terms = [term for term in joined if term is not None]
+            return terms
         case Either():
             sides = [_find_terms(part, queries, keys) for part in mask.masks]
             return None if None in sides else [term for side in sides for term in side or []]
@@ -133,12 +133,12 @@ def _find_bounds(mask: Mask, queries: int, keys: int) -> tuple[Bound, ...] | Non
 
 def _build_mask_arguments(mask: Mask, sizes: tuple[int, int, int, int], device: torch.device) -> MaskArguments:
     queries, keys = sizes[2:]
-    found = find_terms(mask, queries, keys)
-    if found is None:
-        found = [Term(dense=Dense(mask.dense(queries, keys, device)))]
-    bounds = _build_table(found, device)
-    documents = next((term.documents for term in found if term.documents is not None), None)
-    dense = next((term.dense for term in found if term.dense is not None), None)
+    terms = find_terms(mask, queries, keys)
+    if terms is None:
+        terms = [Term(dense=Dense(mask.dense(queries, keys, device)))]
+    bounds = _build_table(terms, device)
+    documents = next((term.documents for term in terms if term.documents is not None), None)
+    dense = next((term.dense for term in terms if term.dense is not None), None)
     of_queries = of_keys = seen = _empty_table(device)
     if documents is not None:
         of_queries, of_keys = documents.of_queries(queries).contiguous(), documents.ids.contiguous()
@@ -151,43 +151,44 @@ def _build_mask_arguments(mask: Mask, sizes: tuple[int, int, int, int], device: 
         seen,
         *((0, 0, 0, 0) if dense is None else broadcast_strides(seen)),
     )
-    used = sum(1 << bit for bit in {6 * row + one.place for row, term in enumerate(found) for one in term.bounds})
-    return MaskArguments(
-        arguments, len(found), used, *(_count_terms_with(found, kind) for kind in ("documents", "dense"))
-    )
+    used = {6 * row + bound.kind for row, term in enumerate(terms) for bound in term.bounds}
+    with_documents = {row for row, term in enumerate(terms) if term.documents is not None}
+    with_dense = {row for row, term in enumerate(terms) if term.dense is not None}
+    return MaskArguments(arguments, len(terms), *map(_set_bits, (used, with_documents, with_dense)))
 
 
-def _build_table(found: list[Term], device: torch.device) -> Tensor:
+def _set_bits(numbers: set[int]) -> int:
+    """The integer whose bits with these numbers are set."""
+    return sum(1 << number for number in numbers)
+
+
+def _build_table(terms: list[Term], device: torch.device) -> Tensor:
     """The six bounds of each term, for each sample or for all: (samples, terms, 6)."""
-    numbers: list[list[int]] = [[-FAR, FAR] * 3 for _ in found]
-    own: list[tuple[int, int, Tensor]] = []
-    for row, term in enumerate(found):
-        for place, number, lengths, sign in term.bounds:
+    numbers: list[list[int]] = [[-FAR, FAR] * 3 for _ in terms]
+    by_sample: list[tuple[int, int, Tensor]] = []
+    for row, term in enumerate(terms):
+        for kind, number, lengths, sign in term.bounds:
             if lengths is None:
-                numbers[row][place] = (min if place % 2 else max)(numbers[row][place], number)
+                numbers[row][kind] = (min if kind % 2 else max)(numbers[row][kind], number)
             else:
-                own.append((row, place, lengths if (number, sign) == (0, 1) else number + sign * lengths))
+                by_sample.append((row, kind, lengths if (number, sign) == (0, 1) else number + sign * lengths))
     table: Tensor = cache_on_device(
         ("bounds", tuple(map(tuple, numbers))),
         device,
         lambda: torch.tensor([numbers], dtype=torch.int32, device=device),
     )
-    if own:
-        table = table.repeat(max(len(bound) for *_, bound in own), 1, 1)
-    for row, place, bound in own:
-        column = table[:, row, place]
-        (torch.minimum if place % 2 else torch.maximum)(column, bound.to(device), out=column)
+    if by_sample:
+        table = table.repeat(max(len(bound) for *_, bound in by_sample), 1, 1)
+    for row, kind, bound in by_sample:
+        column = table[:, row, kind]
+        (torch.minimum if kind % 2 else torch.maximum)(column, bound.to(device), out=column)
     return table
 
 
 def _empty_table(device: torch.device) -> Tensor:
     """A placeholder for an absent argument; never read."""
-    found: Tensor = cache_on_device("nothing", device, lambda: torch.zeros(1, dtype=torch.int32, device=device))
-    return found
-
-
-def _count_terms_with(found: list[Term], kind: str) -> int:
-    return sum(1 << number for number, term in enumerate(found) if getattr(term, kind) is not None)
+    table: Tensor = cache_on_device("nothing", device, lambda: torch.zeros(1, dtype=torch.int32, device=device))
+    return table
 
 
 def broadcast_strides(tensor: Shaped[Tensor, "..."]) -> tuple[int, ...]:
@@ -195,7 +196,7 @@ def broadcast_strides(tensor: Shaped[Tensor, "..."]) -> tuple[int, ...]:
     return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-FEW = 4  # up to so many tiles it is faster to visit all than to ask the mask: that takes the time of 50 kernels
+VISIT_ALL_TILES = 4  # tiles up to which it is faster to visit all than to ask the mask: that takes 50 kernels
 
 TilePlan = tuple[Tensor | int, ...]
 Tile = tuple[int, int]  # queries, keys
@@ -208,59 +209,49 @@ def plan_rows(
 
     The hole holds the tiles with keys on both sides of their queries, where distances change sign.
     """
+
+    def plan() -> TilePlan:
+        visible, whole = _classify_tiles(mask, sizes, rows, tile, device)
+        first, end = _find_longest_run(whole)
+        low = torch.arange(0, len(rows), tile[0], device=device)
+        high = (low + tile[0]).clamp(max=len(rows)) - 1
+        lowest, highest = (offset + rows.start + rows.step * row for row in (low, high))
+        hole = torch.minimum(torch.maximum(lowest.div(tile[1], rounding_mode="floor"), first), end)
+        hole_end = torch.minimum(torch.maximum(highest.div(tile[1], rounding_mode="floor") + 1, hole), end)
+        return _pack_plan(visible, first, end, hole, hole_end)
+
     tiles = (-(-len(rows) // tile[0]), -(-sizes[1] // tile[1]))
-    if mask is not None and tiles[0] * tiles[1] <= FEW:
-        return _plan_all_tiles(*tiles, device)
-    key = ("lens rows", sizes, rows, offset, tile, device)
-    return _cache_plan(mask, key, functools.partial(_plan_rows, mask, sizes, rows, offset, tile, device), device)
+    return _cache_plan(mask, tiles, ("lens rows", sizes, rows, offset, tile, device), plan, device)
 
 
 def plan_columns(mask: Mask | None, sizes: tuple[int, int], rows: range, tile: Tile, device: torch.device) -> TilePlan:
     """For each tile of keys: its run of fully visible row tiles, and the list of others."""
+
+    def plan() -> TilePlan:
+        visible, whole = (blocks.mT for blocks in _classify_tiles(mask, sizes, rows, tile, device))
+        whole = whole & (torch.arange(1, visible.shape[-1] + 1, device=device) * tile[0] <= len(rows))
+        first, end = _find_longest_run(whole)
+        return _pack_plan(visible, first, end, end, end)
+
     tiles = (-(-sizes[1] // tile[1]), -(-len(rows) // tile[0]))
-    if mask is not None and tiles[0] * tiles[1] <= FEW:
-        return _plan_all_tiles(*tiles, device)
-    key = ("lens columns", sizes, rows, tile, device)
-    return _cache_plan(mask, key, functools.partial(_plan_columns, mask, sizes, rows, tile, device), device)
+    return _cache_plan(mask, tiles, ("lens columns", sizes, rows, tile, device), plan, device)
 
 
 def _cache_plan(
-    mask: Mask | None, key: tuple[object, ...], make: functools.partial[TilePlan], device: torch.device
+    mask: Mask | None, tiles: Tile, key: tuple[object, ...], make: Callable[[], TilePlan], device: torch.device
 ) -> TilePlan:
-    found: TilePlan = cache_on_device(key, device, make) if mask is None else mask.once(key, make)
-    return found
+    """The plan of these tiles by others, made once for each mask and device."""
+    if mask is not None and tiles[0] * tiles[1] <= VISIT_ALL_TILES:
+        mask, key, make = None, ("all tiles", *tiles), lambda: _plan_all_tiles(*tiles, device)
+    plan: TilePlan = cache_on_device(key, device, make) if mask is None else mask.once(key, make)
+    return plan
 
 
 def _plan_all_tiles(tiles: int, others: int, device: torch.device) -> TilePlan:
     """The plan that visits every tile and evaluates the mask in each."""
-
-    def make() -> TilePlan:
-        some = torch.ones(1, 1, tiles, others, dtype=torch.bool, device=device)
-        none = torch.zeros(1, 1, tiles, dtype=torch.long, device=device)
-        return _pack_plan(some, none, none, none, none)
-
-    found: TilePlan = cache_on_device(("all tiles", tiles, others), device, make)
-    return found
-
-
-def _plan_rows(
-    mask: Mask | None, sizes: tuple[int, int], rows: range, offset: int, tile: Tile, device: torch.device
-) -> TilePlan:
-    some, sure = _classify_tiles(mask, sizes, rows, tile, device)
-    first, end = _find_longest_run(sure)
-    low = torch.arange(0, len(rows), tile[0], device=device)
-    high = (low + tile[0]).clamp(max=len(rows)) - 1
-    lowest, highest = (offset + rows.start + rows.step * row for row in (low, high))
-    hole = torch.minimum(torch.maximum(lowest.div(tile[1], rounding_mode="floor"), first), end)
-    hole_end = torch.minimum(torch.maximum(highest.div(tile[1], rounding_mode="floor") + 1, hole), end)
-    return _pack_plan(some, first, end, hole, hole_end)
-
-
-def _plan_columns(mask: Mask | None, sizes: tuple[int, int], rows: range, tile: Tile, device: torch.device) -> TilePlan:
-    some, sure = (blocks.mT for blocks in _classify_tiles(mask, sizes, rows, tile, device))
-    sure = sure & (torch.arange(1, some.shape[-1] + 1, device=device) * tile[0] <= len(rows))
-    first, end = _find_longest_run(sure)
-    return _pack_plan(some, first, end, end, end)
+    visible = torch.ones(1, 1, tiles, others, dtype=torch.bool, device=device)
+    none = torch.zeros(1, 1, tiles, dtype=torch.long, device=device)
+    return _pack_plan(visible, none, none, none, none)
 
 
 def _classify_tiles(
@@ -269,15 +260,17 @@ def _classify_tiles(
     """Which tiles may have something visible, and which have nothing hidden: (samples, heads, tiles, tiles)."""
     queries, keys = sizes
     shape = (-(-len(rows) // tile[0]), -(-keys // tile[1]))
-    whole = torch.arange(1, shape[1] + 1, device=device) * tile[1] <= keys
+    inside = torch.arange(1, shape[1] + 1, device=device) * tile[1] <= keys
     if mask is None:
-        some = torch.ones(1, 1, *shape, dtype=torch.bool, device=device)
-        return some, some & whole
+        visible = torch.ones(1, 1, *shape, dtype=torch.bool, device=device)
+        return visible, visible & inside
     # The first measured query lies within the first step, so that tiles of rows are blocks of queries.
-    some, sure = mask.blocks(queries, keys, tile[0] * rows.step, tile[1], device)
-    high = max(some.shape[2], sure.shape[2])
-    some, sure = (blocks.expand(-1, -1, max(high, shape[0]), shape[1])[:, :, : shape[0]] for blocks in (some, sure))
-    return some, sure & some & whole
+    visible, whole = mask.blocks(queries, keys, tile[0] * rows.step, tile[1], device)
+    high = max(visible.shape[2], whole.shape[2])
+    visible, whole = (
+        blocks.expand(-1, -1, max(high, shape[0]), shape[1])[:, :, : shape[0]] for blocks in (visible, whole)
+    )
+    return visible, whole & visible & inside
 
 
 def _find_longest_run(marked: Tensor) -> tuple[Tensor, Tensor]:
@@ -292,15 +285,15 @@ def _find_longest_run(marked: Tensor) -> tuple[Tensor, Tensor]:
     return last + 1 - length, last + 1
 
 
-def _pack_plan(some: Tensor, first: Tensor, end: Tensor, hole: Tensor, hole_end: Tensor) -> TilePlan:
+def _pack_plan(visible: Tensor, first: Tensor, end: Tensor, hole: Tensor, hole_end: Tensor) -> TilePlan:
     """The arguments of the kernels: (first, end, hole, its end, others) with strides, then the others with theirs."""
-    number = torch.arange(some.shape[-1], device=some.device)
+    number = torch.arange(visible.shape[-1], device=visible.device)
     in_run = (number >= first[..., None]) & (number < end[..., None])
     in_hole = (number >= hole[..., None]) & (number < hole_end[..., None])
-    others = (some & ~(in_run & ~in_hole)).contiguous()
+    others = (visible & ~(in_run & ~in_hole)).contiguous()
     order = others.to(torch.uint8).argsort(dim=-1, descending=True, stable=True).int()
     runs = torch.stack([*torch.broadcast_tensors(first, end, hole, hole_end, others.sum(-1))], -1).int().contiguous()
-    by_sample, by_head = (0 if size == 1 else 1 for size in some.shape[:2])
+    by_sample, by_head = (0 if size == 1 else 1 for size in visible.shape[:2])
     strides = (runs.stride(0) * by_sample, runs.stride(1) * by_head)
     return (runs, *strides, order, order.stride(0) * by_sample, order.stride(1) * by_head, order.stride(2))
 

@@ -26,20 +26,20 @@ NUMBERS = [
 @triton.jit
 @no_type_check
 def load_tile(
-    source, place, b, h, first, size, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr
+    source, offsets, b, h, first, size, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr
 ):
     """Some rows of one head, (ROWS, WIDTH), with zeros beyond its width.
 
-    `source` is a descriptor, and `place` the rows and columns by which samples and heads are offset; or it is a
-    pointer, and `place` holds the strides.
+    `source` is a descriptor, and `offsets` are rows and columns per sample and head; or it is a pointer, and
+    `offsets` are its strides.
     """
     if TMA:
-        tile = source.load([b * place[0] + h * place[1] + first, h * place[2]])
+        tile = source.load([b * offsets[0] + h * offsets[1] + first, h * offsets[2]])
     else:
         rows, columns = first + tl.arange(0, ROWS), tl.arange(0, WIDTH)
-        start = source + b.to(tl.int64) * place[0] + h.to(tl.int64) * place[1]
+        start = source + b.to(tl.int64) * offsets[0] + h.to(tl.int64) * offsets[1]
         inside = (rows < size)[:, None] & (columns < D)[None, :]
-        cells = rows.to(tl.int64)[:, None] * place[2] + columns[None, :] * place[3]
+        cells = rows.to(tl.int64)[:, None] * offsets[2] + columns[None, :] * offsets[3]
         tile = tl.load(start + cells, mask=inside, other=0.0)
     return tile
 
@@ -104,26 +104,26 @@ def is_visible(
         seen = (i < 0) & (j < 0)
         for term in tl.static_range(TERMS):
             bound = mask[0] + b * mask[1] + term * 6
-            one = inside
+            holds = inside
             if (BOUNDS >> term * 6) & 1:
-                one = one & (j - i >= tl.load(bound))
+                holds = holds & (j - i >= tl.load(bound))
             if (BOUNDS >> term * 6 + 1) & 1:
-                one = one & (j - i <= tl.load(bound + 1))
+                holds = holds & (j - i <= tl.load(bound + 1))
             if (BOUNDS >> term * 6 + 2) & 1:
-                one = one & (j >= tl.load(bound + 2))
+                holds = holds & (j >= tl.load(bound + 2))
             if (BOUNDS >> term * 6 + 3) & 1:
-                one = one & (j < tl.load(bound + 3))
+                holds = holds & (j < tl.load(bound + 3))
             if (BOUNDS >> term * 6 + 4) & 1:
-                one = one & (i >= tl.load(bound + 4))
+                holds = holds & (i >= tl.load(bound + 4))
             if (BOUNDS >> term * 6 + 5) & 1:
-                one = one & (i < tl.load(bound + 5))
+                holds = holds & (i < tl.load(bound + 5))
             if (DOCUMENTS >> term) & 1:
                 of_query, of_key = tl.load(mask[2] + b * mask[3] + row), tl.load(mask[4] + b * mask[5] + column)
-                one = one & (of_query == of_key)
+                holds = holds & (of_query == of_key)
             if (DENSE >> term) & 1:
                 start = mask[6] + b.to(tl.int64) * mask[7] + h.to(tl.int64) * mask[8]
-                one = one & (tl.load(start + row.to(tl.int64) * mask[9] + column.to(tl.int64) * mask[10]) != 0)
-            seen = seen | one
+                holds = holds & (tl.load(start + row.to(tl.int64) * mask[9] + column.to(tl.int64) * mask[10]) != 0)
+            seen = seen | holds
         inside = seen
     return inside
 
@@ -172,12 +172,12 @@ def add_pixels(
     row = first_row + tl.arange(0, BM)
     chunk = first_row + tl.arange(0, BM // CHUNK) * CHUNK
     for part in tl.static_range(PARTS):
-        some = parts
+        sums = parts
         if PARTS > 1:
-            own = row // high - (row - row % CHUNK) // high
-            some = tl.where((own == part)[:, None], parts, 0.0)
+            line_in_chunk = row // high - (row - row % CHUNK) // high
+            sums = tl.where((line_in_chunk == part)[:, None], parts, 0.0)
         if CHUNK > 1:
-            some = tl.sum(tl.reshape(some, [BM // CHUNK, CHUNK, WIDE]), 1)
+            sums = tl.sum(tl.reshape(sums, [BM // CHUNK, CHUNK, WIDE]), 1)
         line = chunk // high + part
         inside = (line * high < rows)[:, None] & (column < columns)[None, :]
-        tl.atomic_add(cells + line[:, None] * columns + column[None, :], some, mask=inside, sem="relaxed")
+        tl.atomic_add(cells + line[:, None] * columns + column[None, :], sums, mask=inside, sem="relaxed")
