@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clearhead.errors import ConfigError, DataError, RecordError
-from clearhead.tasks.file_inputs import FileInputs, LoadedInput, UnreadableInput, is_generated
+from clearhead.tasks.file_inputs import FileInputs, LoadedInput, is_generated
 from clearhead.tasks.media import PictureInput, SoundInput, media_from_json, media_to_json
 from clearhead.text import Report
 from clearhead.text.corpora import Row
@@ -155,7 +155,7 @@ def test_inputs_are_paths_or_contents(tmp_path):
     with pytest.raises(DataError, match=r"^http://a/b: a sound is read from a file, not from an address$"):
         inputs.load_input("http://a/b")
     with pytest.raises(DataError, match=r"^gone$"):
-        inputs.load_input(UnreadableInput("a.number", "with a missing sound file", "gone"))
+        inputs.load_input(LoadedInput("a.number", None, "with a missing sound file", "gone"))
 
 
 @pytest.mark.parametrize(

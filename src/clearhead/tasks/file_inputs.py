@@ -35,18 +35,12 @@ Generator = Callable[[str, int | None], Iterator[tuple[Any, str]]]
 
 
 class LoadedInput(NamedTuple):
-    """The decoded content of an input, and its path or another name to show."""
+    """The decoded content of an input with its path or another name to show, or why it cannot be used."""
 
     name: str
-    content: Any
-
-
-class UnreadableInput(NamedTuple):
-    """An input that cannot be used: why, in words that follow a number, and the error of its file."""
-
-    name: str
-    reason: str
-    error: str
+    content: Any = None
+    problem: str = ""  # in words that follow a number, such as "with a missing sound file"
+    error: str = ""  # of its file
 
 
 class FileInputs(TextInputs, ABC):
@@ -80,7 +74,7 @@ class FileInputs(TextInputs, ABC):
         return resolve_paths(read(source, names, columns), names)
 
     def load_rows(self, rows: Iterable[Row]) -> list[Row]:
-        """The rows with the content of their inputs, or with an `UnreadableInput` in its place."""
+        """The rows with the content of their inputs, or with the problem that it has."""
         return [row._replace(values=(self._load_checked(row.values[0]), *row.values[1:])) for row in rows]
 
     def keep_readable(self, rows: Iterable[Row], report: Report) -> list[Row]:
@@ -92,35 +86,32 @@ class FileInputs(TextInputs, ABC):
             else:
                 readable.append(row)
         if loaded and not readable:
-            errors = [row.values[0].error for row in loaded if isinstance(row.values[0], UnreadableInput)]
+            errors = [row.values[0].error for row in loaded if row.values[0].error]
             raise DataError(f"no row is left to use: {report}{f'; the first error: {errors[0]}' if errors else ''}")
         return readable
 
     def find_problem(self, row: Row) -> str | None:
         """Why a row cannot be used: its file is missing or unreadable, or it has no text."""
-        content = self._load_checked(row.values[0])
-        if isinstance(content, UnreadableInput):
-            return content.reason
-        return None if str(row.values[1]).strip() else "without a text"
+        return self._load_checked(row.values[0]).problem or (None if str(row.values[1]).strip() else "without a text")
 
-    def _load_checked(self, source: Any) -> LoadedInput | UnreadableInput:
-        if isinstance(source, UnreadableInput):
+    def _load_checked(self, source: Any) -> LoadedInput:
+        if isinstance(source, LoadedInput):
             return source
         try:
             return self.load_input(source)
         except DataError as error:
             missing = isinstance(source, (str, Path)) and not os.path.exists(source)
-            reason = f"with {'a missing' if missing else 'an unreadable'} {self.kind} file"
-            return UnreadableInput(self.describe(source), reason, str(error))
+            problem = f"with {'a missing' if missing else 'an unreadable'} {self.kind} file"
+            return LoadedInput(self.describe(source), None, problem, str(error))
 
     # Inputs
 
     def load_input(self, source: Any) -> LoadedInput:
         """The content of an input: of a file by its path, or of what is in memory."""
         if isinstance(source, LoadedInput):
+            if source.error:
+                raise DataError(source.error)
             return source
-        if isinstance(source, UnreadableInput):
-            raise DataError(source.error)
         if isinstance(source, (str, Path)):
             if not str(source).strip():
                 raise DataError(f"the path of a {self.kind} file is needed, got an empty text")
@@ -168,14 +159,12 @@ class FileInputs(TextInputs, ABC):
                 raise DataError(str(error).replace(str(path), name)) from None
 
     def describe(self, source: Any) -> str:
-        if isinstance(source, (LoadedInput, UnreadableInput)):
-            return source.name
         name = str(source) if isinstance(source, (str, Path)) else getattr(source, "name", None)
         return name if isinstance(name, str) else f"a {self.kind} in memory"
 
     def identify(self, row: Row) -> str:
         source = row.values[0]
-        if not isinstance(source, LoadedInput):
+        if not isinstance(source, LoadedInput) or source.error:
             return self.describe(source)
         return hashlib.sha256(np.ascontiguousarray(source.content).tobytes()).hexdigest()
 

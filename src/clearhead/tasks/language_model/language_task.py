@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention import Mask
-from clearhead.errors import ConfigError, DataError
+from clearhead.errors import ConfigError
 from clearhead.model import Decoder
 from clearhead.tasks.answerer import AnyAnswerer, Evaluation, Scores, StreamingAnswerer
 from clearhead.tasks.language_model.continuation import (
@@ -94,29 +94,13 @@ class LanguageAnswerer(StreamingAnswerer[LanguageProcessor, Decoder, str, Langua
             notes.append("the model wrote nothing")
         return notes
 
-    @torch.no_grad()
-    def evaluate(self, rows: Sequence[Row], options: LanguageOptions) -> Evaluation:
-        """Loss, perplexity and bits per byte, by a sliding window."""
-        from clearhead.text import Report
-
-        report, usable = Report(), list[Any]()
-        for row in rows:
-            if problem := self.processor.row_problem(row):
-                report.drop(row, problem)
-            else:
-                report.keep()
-                usable.append(row)
-        if not usable:
-            raise DataError(f"no document is left to score: {report}")
-        losses = score_documents(
-            self.model,
-            self.processor.encode_documents(usable),
-            context=self.processor.context,
-            stride=self._check_stride(options.stride),
-            pad=self.processor.tokenizer.pad,
+    def predict_rows(self, rows: Sequence[Row], options: LanguageOptions) -> list[DocumentLoss]:
+        """The losses of documents, by a sliding window."""
+        context, pad = self.processor.context, self.processor.tokenizer.pad
+        stride = self._check_stride(options.stride)
+        return score_documents(
+            self.model, self.processor.encode_documents(rows), context=context, stride=stride, pad=pad
         )
-        scores = self.score(usable, losses, options)
-        return Evaluation({**scores, "note": str(report)} if report.dropped else scores, usable, losses)
 
     def _check_stride(self, stride: int | None) -> int:
         context = self.processor.context

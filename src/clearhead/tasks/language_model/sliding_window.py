@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from clearhead.errors import DataError
 from clearhead.model import Decoder
 from clearhead.tasks.answerer import Prediction, Scores
 from clearhead.tasks.finite_scores import check_finite
@@ -97,6 +98,8 @@ def score_losses(losses: Sequence[DocumentLoss], size: int) -> Scores:
     >>> score_losses([DocumentLoss("", nats=8 * math.log(2), tokens=4)], 16)
     {'loss': 1.3863, 'perplexity': 4.0, 'bits_per_byte': 0.5}
     """
+    if not losses:
+        raise DataError("there are no rows to score")
     nats, tokens = sum(loss.nats for loss in losses), sum(loss.tokens for loss in losses)
     loss = nats / tokens
     return {

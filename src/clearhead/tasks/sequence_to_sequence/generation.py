@@ -97,12 +97,13 @@ GeneratingT = TypeVar("GeneratingT", bound=GeneratingProcessor[Any, Any])
 
 
 class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
-    """Base class: how the inputs of one request are split, written and joined, with the settings of the request."""
+    """Base class: how the inputs of one request are split, written and joined, with the options of the request."""
 
     output_name: ClassVar[str]  # what an answer is called in notes: "translation"
 
-    def __init__(self, processor: GeneratingT, model: EncoderDecoder, search: Search) -> None:
-        self.processor, self.model, self.search, self.target = processor, model, search, processor.target
+    def __init__(self, processor: GeneratingT, model: EncoderDecoder, options: Any) -> None:
+        self.processor, self.model, self.target = processor, model, processor.target
+        self.search = Search.of(options, processor.decode)  # the model's own settings where the options say nothing
 
     # What a subclass says about its inputs
 
@@ -255,8 +256,8 @@ class GeneratingAnswerer(StreamingAnswerer[GeneratingT, EncoderDecoder, InputT, 
     generation: ClassVar[type[Generation[Any, Any, Any]]]
 
     def begin(self, options: SearchOptions) -> Generation[GeneratingT, InputT, Any]:
-        """The generation of one request: with these options, and the model's own settings where they say nothing."""
-        return self.generation(self.processor, self.model, Search.of(options, self.processor.decode))
+        """The generation of one request with these options."""
+        return self.generation(self.processor, self.model, options)
 
     def predict(
         self, inputs: Sequence[InputT], options: SearchOptions, *, inputs_before: int = 0

@@ -18,7 +18,7 @@ from clearhead.audio import LogMelSettings, perturb_speed, read_sound, resample,
 from clearhead.audio.made_words import make_utterances
 from clearhead.audio.sound_files import RATES, check_samples
 from clearhead.errors import DataError
-from clearhead.tasks.file_inputs import FileInputs, LoadedInput
+from clearhead.tasks.file_inputs import FileInputs
 from clearhead.tasks.processor import Examples
 from clearhead.tasks.sequence_to_sequence.pairs import shift_targets
 from clearhead.text.batches import Batch, Ragged
@@ -65,14 +65,6 @@ class SoundInputs(FileInputs):
 
     def save_file(self, content: Any, path: Path) -> None:
         write_sound(path, torch.from_numpy(content), self.log_mel.rate)
-
-    def identify(self, row: Row) -> str:
-        """The length and every 16th sample of a recording, which no other one shares."""
-        sound = row.values[0]
-        if not isinstance(sound, LoadedInput):
-            return super().identify(row)
-        digest = hashlib.sha256(np.ascontiguousarray(sound.content[::16]).tobytes())
-        return f"{len(sound.content)} {digest.hexdigest()}"
 
 
 class RaggedSounds:

@@ -124,9 +124,9 @@ class TranscriptionGeneration(Generation[TranscriptionProcessor, Any, Stretch]):
     output_name = "transcript"
     model: SpeechModel
 
-    def __init__(self, processor: TranscriptionProcessor, model: SpeechModel, search: Search) -> None:
-        super().__init__(processor, model, search)
-        self.ctc_weight = processor.decode.ctc_weight
+    def __init__(self, processor: TranscriptionProcessor, model: SpeechModel, options: TranscriptionOptions) -> None:
+        super().__init__(processor, model, options)
+        self.ctc_weight = processor.decode.ctc_weight if options.ctc_weight is None else options.ctc_weight
         self.piece_seconds = processor.decode.piece_seconds or LONGEST_PIECE_SECONDS  # longer recordings are cut
 
     def split(self, source: Any) -> list[Stretch]:
@@ -205,12 +205,6 @@ class TranscriptionAnswerer(GeneratingAnswerer[TranscriptionProcessor, Any]):
     generation = TranscriptionGeneration
     model: SpeechModel
 
-    def begin(self, options: SearchOptions) -> TranscriptionGeneration:
-        request = TranscriptionGeneration(self.processor, self.model, Search.of(options, self.processor.decode))
-        if isinstance(options, TranscriptionOptions) and options.ctc_weight is not None:
-            request.ctc_weight = options.ctc_weight
-        return request
-
     def score(self, rows: Sequence[Row], predictions: Sequence[GeneratedText], options: SearchOptions) -> Scores:
         """WER and CER."""
         return error_rates([transcript.text for transcript in predictions], [str(row.values[1]) for row in rows])
@@ -218,9 +212,10 @@ class TranscriptionAnswerer(GeneratingAnswerer[TranscriptionProcessor, Any]):
 
 class TranscriptionTracer(GenerationTracer[TranscriptionAnswerer, Any, Stretch]):
     def whole_parts(self, source: Any) -> list[Stretch]:
-        request = self.answerer.begin(TranscriptionOptions())
-        recording = self.answerer.processor.inputs.load_input(source)
-        request.piece_seconds = len(recording.content) / self.answerer.processor.log_mel.rate + 1
+        processor = self.answerer.processor
+        request = TranscriptionGeneration(processor, self.answerer.model, TranscriptionOptions())
+        recording = processor.inputs.load_input(source)
+        request.piece_seconds = len(recording.content) / processor.log_mel.rate + 1
         stretches = request.split(recording)
         request.encode(stretches)
         return stretches
