@@ -1,70 +1,150 @@
 """Pre-training of an encoder-decoder: it restores texts with masked spans and shuffled sentences.
 
-The noise is that of BART (Lewis et al. 2020), with spans of whole words.
+The noise is that of BART (Lewis et al. 2020), with spans of whole words, drawn anew for each epoch, on the device.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 
-from clearhead.errors import CheckpointError, ConfigError
+from clearhead.errors import ConfigError
 from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks.answerer import AnyAnswerer, Evaluation
-from clearhead.tasks.language_model.language_processor import DocumentProcessor
-from clearhead.tasks.pretraining.denoising_examples import DenoisingExamples
-from clearhead.tasks.pretraining.document_windows import EMPTY, make_text_windows
-from clearhead.tasks.pretraining.loss_scores import measure_loss
+from clearhead.tasks.pretraining.document_windows import (
+    BEGINS,
+    INSIDE,
+    SPECIAL,
+    TextWindow,
+    find_sentences,
+    make_text_windows,
+)
 from clearhead.tasks.pretraining.mask_filling import encode_masked
-from clearhead.tasks.pretraining.masked_task import SAMPLES, read_saved
+from clearhead.tasks.pretraining.masked_examples import make_generator
+from clearhead.tasks.pretraining.masked_task import SAMPLES, HidingProcessor, measure_loss
 from clearhead.tasks.pretraining.pretraining_settings import Masking, PretrainingRecipe
 from clearhead.tasks.processor import Examples
+from clearhead.tasks.segmentation import chunk_tokens
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, GeneratingAnswerer
-from clearhead.tasks.sequence_to_sequence.pairs import Pairs, TextToTextObjective, TextToTextProcessor, pair_loss
+from clearhead.tasks.sequence_to_sequence.pairs import (
+    PairExamples,
+    Pairs,
+    TextToTextObjective,
+    TextToTextProcessor,
+    pair_loss,
+)
 from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
 from clearhead.tasks.sequence_to_sequence.text_generation import TextGeneration, TextTracer
-from clearhead.tasks.settings import validate
 from clearhead.tasks.task import Task
+from clearhead.text.batches import Ragged
 from clearhead.text.report import Report
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Row, Tokenizer
 
+LAST = 0.9  # the sort key of a row's end token; those of sentences are below 0.5
 
-class DenoisingProcessor(DocumentProcessor[PretrainingRecipe, Pairs], TextToTextProcessor[PretrainingRecipe]):
-    """`objective = "denoise"`: one tokenizer for the noisy text and the restored one."""
 
-    default_shape = "tiny"
+def choose_spans(
+    roles: Int[Tensor, " tokens"], share: float, span: float, generator: torch.Generator
+) -> Bool[Tensor, " tokens"]:
+    """Chooses random spans of whole words: about this share of all words, in spans of `span` words on average.
+
+    Every row ends with a token of the role SPECIAL, which is never chosen and ends the spans before it.
+    """
+    words = (roles != INSIDE).cumsum(0) - 1  # of each token
+    firsts = roles[roles != INSIDE]
+    number, ordinary = torch.arange(len(firsts), device=roles.device), firsts == BEGINS
+    chance = torch.rand(2, len(firsts), generator=generator, device=roles.device, dtype=torch.float64)
+    begins = (chance[0] < -math.log(1 - share) / span) & ordinary
+    # Lengths are geometric: a span goes on after each word with the probability 1 − 1/span.
+    lengths = 1 + (chance[1].log() / math.log(1 - 1 / span)).floor() if span > 1 else torch.ones_like(chance[1])
+    row_end = torch.where(ordinary, len(firsts), number).flip(0).cummin(0).values.flip(0)
+    ends = torch.where(begins, (number + lengths).long().minimum(row_end), 0)
+    return ((ends.cummax(0).values > number) & ordinary)[words]
+
+
+class DenoisingExamples(PairExamples):
+    """Windows of documents as targets; `draw` makes a noisy source of each."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        config: ModelConfig,
-        longest: int,
-        masking: Masking,
-        documents: str = "file",
-        decode: Decode | None = None,
+        self, windows: Sequence[TextWindow], rows: list[Row], tokenizer: Tokenizer, masking: Masking, seed: int
     ) -> None:
-        super().__init__(tokenizer, tokenizer, config, decode or Decode())
-        self.longest, self.masking, self.documents = longest, masking, documents
+        start, end = tokenizer.start, tokenizer.end
+        self.texts = Ragged([[*window.tokens, end] for window in windows])
+        self.roles = Ragged([[*window.roles, SPECIAL] for window in windows])
+        self.sentences = Ragged([[*flags, 1] for flags in find_sentences(windows, tokenizer)])
+        self.target = Ragged([[start, *window.tokens, end] for window in windows])
+        self.rows, self.origins = rows, [window.row for window in windows]
+        self.pad, self.masking, self.seed, self.epoch = tokenizer.pad, masking, seed, 0
+        self.mask = tokenizer.pad if tokenizer.mask is None else tokenizer.mask
+        self.counts = self.target.lengths.numpy() - 1  # every word but the start is predicted
+        self.lengths = np.stack([self.texts.lengths.numpy(), self.counts], axis=1)
+        self.draw(0)
+
+    def draw(self, epoch: int) -> None:
+        """Makes the noisy sources of all texts, which depend on the seed and the epoch alone.
+
+        Each span of chosen words becomes one mask token; then the sentences of each text are shuffled.
+        """
+        tokens, roles, lengths = self.texts.flat[:-1], self.roles.flat[:-1], self.texts.lengths
+        generator = make_generator(tokens.device, self.seed, epoch)
+        row = torch.arange(len(lengths), device=tokens.device).repeat_interleave(lengths)
+        masked = choose_spans(roles, self.masking.share, self.masking.span, generator)
+        first = masked.clone()  # tokens of the spans
+        first[1:] &= ~masked[:-1]
+        stays = ~masked | first
+        source, row = tokens.masked_fill(first, self.mask)[stays], row[stays]
+        if self.masking.shuffle:
+            sentence = self.sentences.flat[:-1].cumsum(0) - 1
+            count = int(sentence[-1]) + 1
+            keys = torch.rand(count, generator=generator, device=tokens.device, dtype=torch.float64) / 2
+            key = torch.where(roles == SPECIAL, LAST, keys[sentence])
+            source = source[(row + key[stays]).sort(stable=True).indices]
+        left = torch.zeros_like(lengths).index_add_(0, row, torch.ones_like(row))
+        self.source, self.epoch = Ragged.from_flat(source, left), epoch
+
+    def to(self, device: torch.device) -> DenoisingExamples:
+        for part in (self.texts, self.roles, self.sentences, self.target, self.source):
+            part.to(device)
+        return self
+
+    def where(self, example: int) -> str:
+        return self.rows[self.origins[example]].where
+
+    def fingerprint(self) -> str:
+        return f"{self.texts.fingerprint()} {self.roles.fingerprint()}"
+
+    def state(self) -> dict[str, Tensor]:
+        return {"epoch": torch.tensor(self.epoch)}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.draw(int(state["epoch"]))
+
+
+class DenoisingProcessor(HidingProcessor[Pairs], TextToTextProcessor[PretrainingRecipe]):
+    """`objective = "denoise"`: one tokenizer for the noisy text and the restored one."""
+
+    objective = "denoise"
+
+    def __init__(
+        self, tokenizer: Tokenizer, config: ModelConfig, longest: int, masking: Masking, documents: str = "file"
+    ) -> None:
+        super().__init__(tokenizer, config, longest, masking, documents)
+        self.source, self.target, self.decode = tokenizer, tokenizer, Decode()
 
     @property
     def settings(self) -> dict[str, Any]:
-        own = {"longest": self.longest, "documents": self.documents, "masking": self.masking.model_dump()}
-        return {"objective": "denoise", **own, "decode": self.decode.model_dump()}
-
-    @classmethod
-    def prepare(cls, rows: Sequence[Row], recipe: PretrainingRecipe, start: Pretrained | None = None) -> Self:
-        texts = (row.values[0] for row in rows)
-        tokenizer = recipe.text.train_tokenizer(texts, mask=True) if start is None else start.tokenizer
-        config = cls.make_config(recipe, start, vocabulary=tokenizer.size)
-        return cls(tokenizer, config, recipe.data.longest, recipe.masking, recipe.data.documents)
+        return {**super().settings, "decode": self.decode.model_dump()}
 
     def configure(self, recipe: PretrainingRecipe) -> None:
         self.decode = Decode(**recipe.decode.model_dump(include=set(Decode.model_fields)))
@@ -75,31 +155,20 @@ class DenoisingProcessor(DocumentProcessor[PretrainingRecipe, Pairs], TextToText
         windows, used = make_text_windows(rows, self.source, self.longest, report)
         return DenoisingExamples(windows, used, self.source, self.masking, 0 if recipe is None else recipe.seed)
 
-    def row_problem(self, row: Row) -> str | None:
-        return None if self.source.normal(row.values[0]).strip() else EMPTY
-
-    @property
-    def mask(self) -> int:
-        """The token that stands for a masked span: padding where the tokenizer has no mask token."""
-        return self.source.pad if self.source.mask is None else self.source.mask
-
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
-        tokenizer, masking = read_saved(folder, config, settings)
-        try:
-            decode = validate(Decode, settings.get("decode", {}))
-        except ConfigError as error:
-            raise CheckpointError(f"the settings of {folder} are invalid: decode.{error}") from None
-        return cls(tokenizer, config, settings["longest"], masking, settings["documents"], decode)
+        processor = super().load(folder, config, settings)
+        processor.decode = cls.read_decode(folder, settings.get("decode", {}))
+        return processor
 
 
 class DenoisingGeneration(TextGeneration[DenoisingProcessor]):
     output_name = "restored text"
 
-    def split(self, given: str) -> list[list[int]]:
+    def split(self, text: str) -> list[list[int]]:
         """The tokens of a text with its masks, in windows of at most `longest`."""
-        size, tokens = self.processor.longest, encode_masked(self.processor.source, given, self.processor.mask)
-        return [tokens[begin : begin + size] for begin in range(0, len(tokens), size)]
+        processor = self.processor
+        return chunk_tokens(encode_masked(processor.source, text, processor.mask), processor.longest)
 
     def output_limit(self, part: list[int]) -> int:
         return 2 * len(part) + 20  # a mask may stand for several words
@@ -122,13 +191,13 @@ class DenoisingAnswerer(GeneratingAnswerer[DenoisingProcessor, str]):
         assert isinstance(examples, DenoisingExamples)
         firsts = [examples.origins.index(row) for row in range(min(SAMPLES, len(examples.rows)))]
         request = self.begin(SearchOptions(beams=1))
-        written = request.write([_source_tokens(examples, place) for place in firsts])
+        written = request.write([_source_tokens(examples, first) for first in firsts])
         return [GeneratedText(request.decode_text(part.hypotheses[0])) for part in written]
 
 
-def _source_tokens(examples: DenoisingExamples, place: int) -> list[int]:
+def _source_tokens(examples: DenoisingExamples, number: int) -> list[int]:
     """The noisy source of an example, without its end."""
-    begin, length = int(examples.source.starts[place]), int(examples.source.lengths[place])
+    begin, length = int(examples.source.starts[number]), int(examples.source.lengths[number])
     tokens: list[int] = examples.source.flat[begin : begin + length - 1].tolist()
     return tokens
 
@@ -146,10 +215,10 @@ class DenoisingObjective(TextToTextObjective[DenoisingProcessor, PretrainingReci
 
 
 class DenoisingTracer(TextTracer[DenoisingAnswerer]):
-    def whole_parts(self, given: str) -> list[list[int]]:
+    def whole_parts(self, text: str) -> list[list[int]]:
         """All tokens of a text with its masks, for an answer that somebody gives."""
         processor = self.answerer.processor
-        tokens = encode_masked(processor.source, given, processor.mask)
+        tokens = encode_masked(processor.source, text, processor.mask)
         return [tokens] if tokens else []
 
 

@@ -81,15 +81,14 @@ class MaskedExamples(Examples[MaskedTexts]):
     def __init__(
         self, windows: Sequence[TextWindow], rows: list[Row], tokenizer: Tokenizer, masking: Masking, seed: int
     ) -> None:
-        marks = (tokenizer.start, tokenizer.end)
-        self.texts = Ragged([[marks[0], *one.tokens, marks[1]] for one in windows])
-        self.roles = Ragged([[SPECIAL, *one.roles, SPECIAL] for one in windows])
-        self.rows, self.origins = rows, [one.row for one in windows]
+        self.texts = Ragged([[tokenizer.start, *window.tokens, tokenizer.end] for window in windows])
+        self.roles = Ragged([[SPECIAL, *window.roles, SPECIAL] for window in windows])
+        self.rows, self.origins = rows, [window.row for window in windows]
         self.pad, self.masking, self.seed, self.epoch = tokenizer.pad, masking, seed, 0
         self.mask = tokenizer.pad if tokenizer.mask is None else tokenizer.mask
-        own = "special" not in tokenizer.settings  # then no special token and no byte replaces a word
-        last = tokenizer.size - (own and tokenizer.mask is not None)
-        self.replacements = (BYTES_END if own and last > BYTES_END else 0, last)
+        ours = "special" not in tokenizer.settings  # then no special token and no byte replaces a word
+        last = tokenizer.size - (ours and tokenizer.mask is not None)
+        self.replacements = (BYTES_END if ours and last > BYTES_END else 0, last)
         self.lengths = self.texts.lengths.numpy()[:, None]
         self.draw(0)
 
