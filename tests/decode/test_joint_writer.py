@@ -8,8 +8,7 @@ import torch
 
 from clearhead import ModelConfig
 from clearhead.decode import JointWriter, beam, greedy
-from clearhead.decode.ctc import collapse_path
-from clearhead.decode.joint_writer import CtcPrefixes
+from clearhead.decode.ctc import CtcPrefixes, collapse_path
 from clearhead.model import SpeechModel
 
 BLANK, END, FRAMES, LABELS = 0, 2, 5, 4

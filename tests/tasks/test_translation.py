@@ -14,8 +14,8 @@ from clearhead.model import EncoderDecoder
 from clearhead.predictor import Predictor
 from clearhead.tasks.segmentation import has_loop
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText
-from clearhead.tasks.sequence_to_sequence.pairs import PairExamples
 from clearhead.tasks.sequence_to_sequence.search import PartNumber, Search
+from clearhead.tasks.sequence_to_sequence.text_to_text import PairExamples
 from clearhead.tasks.translation import (
     TASK,
     TranslationAnswerer,

@@ -2,9 +2,8 @@
 `ctc_greedy` and `align_tokens` work on the log-probabilities of frames."""
 
 from clearhead.decode.beam_search import beam
-from clearhead.decode.ctc import AlignedToken, align_tokens, ctc_greedy
+from clearhead.decode.ctc import AlignedToken, JointWriter, align_tokens, ctc_greedy
 from clearhead.decode.greedy_search import Hypothesis, greedy
-from clearhead.decode.joint_writer import JointWriter
 from clearhead.decode.sampling import distribution, sample, stream
 from clearhead.decode.writer import Writer
 

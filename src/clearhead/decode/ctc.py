@@ -1,7 +1,9 @@
-"""CTC: the most probable token sequence of a sound's frames, and the frames of known tokens (forced alignment).
+"""CTC: the best path of a sound's frames, the frames of known tokens (forced alignment), and joint decoding.
 
 A path has one label for each frame. It spells the tokens that are left after equal neighbours are merged and blanks are
-removed (Graves et al., 2006). `JointWriter` sums over all paths.
+removed (Graves et al., 2006). Joint decoding adds the scores of an attention decoder, token by token (Watanabe et al.
+2017): `(1 − weight) · log P_attention + weight · log P_ctc`. While a text is being written, P_ctc is that of all texts
+that begin like it: the CTC prefix score. A search with a `JointWriter` needs no other change.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.decode.greedy_search import Hypothesis
+from clearhead.decode.writer import Writer
 from clearhead.errors import DecodeError
+from clearhead.model import SpeechModel
+
+LEAST = -1e4  # stands for a log-probability of −inf: sums and differences of it stay finite
 
 
 class AlignedToken(NamedTuple):
@@ -115,3 +121,139 @@ def _best_path(
         path[frame] = state
         state -= int(moves[frame, state])
     return path
+
+
+class CtcPrefixes:
+    """The CTC probabilities of prefixes, equally many for each sound, which grow by a token at a time.
+
+    `token[s, t]` is the log-probability that the first t frames spell prefix s and end with its last token, `blank[s,
+    t]` that they end with a blank; t runs from 0, where nothing has been read. A row of `log_probs` is a sound; after
+    its length only blanks follow, so that all sounds end together.
+
+    >>> frames = torch.tensor([[[0.6, 0.4], [0.5, 0.5]]]).log()
+    >>> prefixes = CtcPrefixes(frames, torch.tensor([2]), blank=0, end=0)
+    >>> prefixes.next_scores().exp()  # that the text ends here (blank, blank), or goes on with token 1
+    tensor([[0.3000, 0.7000]], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        log_probs: Float[Tensor, "rows frames vocabulary"],
+        lengths: Int[Tensor, " rows"],
+        *,
+        blank: int,
+        end: int,
+    ) -> None:
+        self.blank_label, self.end = blank, end
+        inside = torch.arange(log_probs.shape[1], device=log_probs.device) < lengths[:, None]
+        frames = log_probs.double().clamp(min=LEAST).masked_fill(~inside[..., None], LEAST)
+        frames[..., blank] = frames[..., blank].masked_fill(~inside, 0.0)
+        self.frames = frames
+        self.row = torch.arange(len(frames), device=frames.device)  # of each prefix
+        self.last = torch.full_like(self.row, blank)
+        first = frames.new_zeros(len(frames), 1)
+        self.blank = torch.cat([first, frames[..., blank].cumsum(1)], dim=1)
+        self.token = torch.full_like(self.blank, LEAST * (frames.shape[1] + 1))
+        self.total = first[:, 0]  # log-probability of all texts that begin with the prefix
+
+    def next_scores(self) -> Float[Tensor, "prefixes vocabulary"]:
+        """The log-probability of every next token, given the prefix; in the column `end` that the text ends here.
+
+        A token's is the sum over the frames at which it can come first: one product of matrices for all tokens.
+        """
+        both = torch.logaddexp(self.blank, self.token)
+        frames = self.frames.exp()
+        scores = _log_matmul(both[:, :-1].unflatten(0, (len(frames), -1)), frames).flatten(0, 1)
+        # The last token comes again only after a blank.
+        column = frames[self.row, :, self.last][..., None]
+        again = _log_matmul(self.blank[:, None, :-1], column)[:, 0]
+        scores.scatter_(1, self.last[:, None], again)
+        scores[:, self.blank_label] = -torch.inf
+        scores[:, self.end] = both[:, -1]
+        return scores - self.total[:, None]
+
+    def append(self, tokens: Int[Tensor, " prefixes"]) -> None:
+        """Makes every prefix longer by its token. After the end token a prefix means nothing any more."""
+        both = torch.logaddexp(self.blank, self.token)
+        same = (tokens == self.last)[:, None]
+        before = torch.where(same, self.blank, both)[:, :-1]
+        emitted = self.frames[self.row, :, tokens]
+        nothing = torch.full_like(self.total[:, None], LEAST * (self.frames.shape[1] + 1))
+        token = torch.cat([nothing, _accumulate(before, emitted)], dim=1)
+        pauses = self.frames[self.row, :, self.blank_label]
+        blank = torch.cat([nothing, _accumulate(token[:, :-1], pauses)], dim=1)
+        self.total = torch.logsumexp(before + emitted, dim=1)
+        self.token, self.blank, self.last = token, blank, tokens
+
+    def select(self, prefixes: Int[Tensor, " prefixes"], kept_rows: Int[Tensor, " rows"] | None) -> None:
+        """Keeps these prefixes, those of each sound together; with `kept_rows`, only these sounds, in this order."""
+        row = self.row[prefixes]
+        if kept_rows is not None:
+            new_row = torch.full((len(self.frames),), -1, device=row.device)
+            new_row[kept_rows] = torch.arange(len(kept_rows), device=row.device)
+            self.frames, row = self.frames[kept_rows], new_row[row]
+        self.row, self.last, self.total = row, self.last[prefixes], self.total[prefixes]
+        self.token, self.blank = self.token[prefixes], self.blank[prefixes]
+
+
+class JointWriter(Writer):
+    """A Writer of a SpeechModel whose scores are those of its decoder and of CTC, mixed with `weight` for CTC.
+
+    What `begin` and `advance` give are parts of a sum of log-probabilities, not logits: they are not normalised.
+    """
+
+    def __init__(
+        self,
+        model: SpeechModel,
+        context: Float[Tensor, "rows positions width"],
+        lengths: Int[Tensor, " rows"],
+        *,
+        weight: float,  # from 0, the decoder alone, to 1, CTC alone
+        blank: int,
+        end: int,
+    ) -> None:
+        super().__init__(model, [[]] * len(context), context=context, context_lengths=lengths)
+        self.normalised = weight > 0
+        self.weight, self.blank, self.end = weight, blank, end
+        self._log_probs = model.ctc_log_probs(context) if weight else None
+        self._position_lengths = lengths
+
+    def begin(self, start: int | None) -> Float[Tensor, "rows vocabulary"]:
+        logits = super().begin(start)
+        if self._log_probs is None:
+            return logits
+        self._prefixes = CtcPrefixes(self._log_probs, self._position_lengths, blank=self.blank, end=self.end)
+        return self._mix(logits)
+
+    def advance(self, tokens: Int[Tensor, " samples"]) -> Float[Tensor, "samples vocabulary"]:
+        logits = super().advance(tokens)
+        if self._log_probs is None:
+            return logits
+        self._prefixes.append(tokens)
+        return self._mix(logits)
+
+    def select_beams(self, parents: Int[Tensor, "rows beams"], kept_rows: Int[Tensor, " rows"] | None = None) -> None:
+        super().select_beams(parents, kept_rows)
+        if self._log_probs is not None:
+            self._prefixes.select(parents.flatten(), kept_rows)
+
+    def _mix(self, logits: Tensor) -> Tensor:
+        ctc = self._prefixes.next_scores()
+        mixed = (1 - self.weight) * logits.double().log_softmax(-1) + self.weight * ctc
+        return mixed.nan_to_num(nan=-torch.inf).to(logits.dtype)
+
+
+def _accumulate(
+    before: Float[Tensor, "prefixes frames"], emitted: Float[Tensor, "prefixes frames"]
+) -> Float[Tensor, "prefixes frames"]:
+    """Solves x[t] = (x[t − 1] + before[t]) · emitted[t] in logarithms, for all frames at once."""
+    sums = emitted.cumsum(1)
+    return (before - (sums - emitted)).logcumsumexp(1) + sums
+
+
+def _log_matmul(
+    logs: Float[Tensor, "*rows prefixes frames"], factors: Float[Tensor, "*rows frames columns"]
+) -> Float[Tensor, "*rows prefixes columns"]:
+    """log(exp(logs) @ factors), scaled so that nothing overflows."""
+    largest = logs.amax(-1, keepdim=True)
+    return ((logs - largest).exp() @ factors).log() + largest

@@ -22,8 +22,7 @@ from clearhead.errors import ConfigError, DataError
 from clearhead.formatting import parse_whole_number, suggest_name
 from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.processor import Columns, Files
-from clearhead.text.corpora import Row, read
-from clearhead.text.report import Report
+from clearhead.text import Report, Row, read
 
 MADE = "made:"  # before the name of data that a program makes
 TEXT = ".txt"

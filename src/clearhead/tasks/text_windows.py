@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Int
 from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.model import ModelConfig
-
-if TYPE_CHECKING:
-    from clearhead.text import Tokenizer
+from clearhead.text import Tokenizer
 
 READ_AT_ONCE = 4096  # tokens, where positions have no limit: attention takes time by the square of their number
 LONGEST_TEXT = 100_000  # characters that are read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -14,14 +14,17 @@ from clearhead.tasks.answerer import Scores
 from clearhead.tasks.metrics import translation_scores
 from clearhead.tasks.segmentation import are_chinese, count_sentences, restore_full_width, split_text
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, GeneratingAnswerer
-from clearhead.tasks.sequence_to_sequence.pairs import PairObjective, PairProcessor, PairRecipe
 from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
-from clearhead.tasks.sequence_to_sequence.text_generation import TextGeneration, TextTracer
+from clearhead.tasks.sequence_to_sequence.text_to_text import (
+    PairObjective,
+    PairProcessor,
+    PairRecipe,
+    TextGeneration,
+    TextTracer,
+)
 from clearhead.tasks.settings import option
 from clearhead.tasks.task import Task
-
-if TYPE_CHECKING:
-    from clearhead.text import Row
+from clearhead.text import Row
 
 LONGEST_LIST = 60  # characters of the lost numbers in a note
 

@@ -1,11 +1,12 @@
-"""The stored part of captioning: its recipe, tokenizer, size of pictures; rows become patches and tokens."""
+"""The stored part of captioning: its recipe, inputs, tokenizer, size of pictures; rows become patches and tokens."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,21 +15,21 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from clearhead.errors import DataError
-from clearhead.images import Augmentation, Preprocessing
+from clearhead.images import Augmentation, Preprocessing, convert_image
 from clearhead.images.preprocessing import LARGEST_SIDE, Share
+from clearhead.images.scenes import make_pairs
 from clearhead.model import ModelConfig, Patches, PictureToText
 from clearhead.storage import check_format, read_json, write_json
-from clearhead.tasks.captioning.picture_inputs import PictureInputs
+from clearhead.tasks.file_inputs import FileInputs
+from clearhead.tasks.media import PictureInput
+from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import Columns, Examples, Files
 from clearhead.tasks.sequence_to_sequence.generation import GeneratingProcessor
-from clearhead.tasks.sequence_to_sequence.pairs import Loss, shift_targets
 from clearhead.tasks.sequence_to_sequence.search import LimitedDecode
+from clearhead.tasks.sequence_to_sequence.text_to_text import Loss, shift_targets
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, validate
+from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch, Ragged
-
-if TYPE_CHECKING:
-    from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Row, Tokenizer
 
 PREPROCESSING, FORMAT = "preprocessing.json", 1
 
@@ -74,6 +75,46 @@ class CaptionRecipe(TaskRecipe):
     augmentation: PictureChanges = PictureChanges()
     loss: Loss = Loss()
     decode: LimitedDecode = LimitedDecode()
+
+
+class PictureInputs(FileInputs):
+    """Pictures as bytes (3, height, width), resized as the preprocessing says."""
+
+    kind = "picture"
+    suffixes = (".png", ".jpg", ".jpeg", ".webp", ".gif")
+    generators = MappingProxyType(
+        {"pairs": lambda part, count: (scene[:2] for scene in make_pairs(part, count or 1000))}
+    )
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        self.preprocessing = preprocessing
+
+    def load_file(self, path: Path) -> UInt8[Tensor, "3 height width"]:
+        return _to_bytes(self.preprocessing.read(path))
+
+    def load_value(self, value: Any) -> UInt8[Tensor, "3 height width"]:
+        """A picture in memory: bytes (height, width, 3), a PIL image, or what a trace kept of one."""
+        if isinstance(value, PictureInput):
+            value = value.pixels
+        elif hasattr(value, "getexif"):
+            picture = convert_image(value, "the PIL image", background=self.preprocessing.background)
+            return _to_bytes(self.preprocessing.resize_picture(picture))
+        if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3:
+            got = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"{value!r:.60}"
+            raise DataError(f"a picture is a path, a PIL image or an array of bytes (height, width, 3), got {got}")
+        if not value.size:
+            raise DataError(f"a picture needs at least one pixel, got {value.shape}")
+        picture = torch.from_numpy(value.copy()).permute(2, 0, 1).float() / 255
+        return _to_bytes(self.preprocessing.resize_picture(picture))
+
+    def save_file(self, content: UInt8[Tensor, "3 height width"], path: Path) -> None:
+        from PIL import Image
+
+        Image.fromarray(content.permute(1, 2, 0).contiguous().numpy()).save(path)
+
+
+def _to_bytes(picture: Float[Tensor, "3 height width"]) -> UInt8[Tensor, "3 height width"]:
+    return (picture * 255).round().to(torch.uint8)
 
 
 class Captions(NamedTuple):
@@ -219,8 +260,6 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> CaptionProcessor:
-        from clearhead.text import Tokenizer
-
         path = folder / PREPROCESSING
         values = read_json(path)
         check_format(path, values.pop("format", None), FORMAT)

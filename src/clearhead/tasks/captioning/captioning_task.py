@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -29,9 +29,7 @@ from clearhead.tasks.sequence_to_sequence.generation import (
 from clearhead.tasks.sequence_to_sequence.search import SearchOptions
 from clearhead.tasks.task import Task
 from clearhead.tasks.trace import Trace
-
-if TYPE_CHECKING:
-    from clearhead.text import Row
+from clearhead.text import Row
 
 PICTURES_AT_ONCE = 256  # that the baseline compares with all training pictures in one product
 

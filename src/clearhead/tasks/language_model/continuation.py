@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,7 @@ from clearhead.model.small_passes import lock_steps, pass_lock
 from clearhead.tasks.answerer import Prediction
 from clearhead.tasks.finite_scores import check_finite
 from clearhead.tasks.language_model.language_processor import LanguageDecode
-
-if TYPE_CHECKING:
-    from clearhead.text import Tokenizer
+from clearhead.text import Tokenizer
 
 TAIL = 8  # tokens of the prompt that are decoded together with the first that are written: spaces depend on them
 BROKEN = "\ufffd"  # stands for bytes that are no character, or not yet a whole one

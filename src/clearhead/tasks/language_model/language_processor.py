@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -13,18 +13,14 @@ from torch import Tensor
 
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import Decoder, ModelConfig
+from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import BatchT, Columns, Examples, Files, Processor
 from clearhead.tasks.segmentation import join_texts
 from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option, validate
+from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch
 from clearhead.text.documents import read_documents
 from clearhead.text.packed_documents import PackedDocuments, PackedRows
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Row, Tokenizer
 
 EMPTY = "empty"
 DOCUMENT_STARTS = 0.05  # share of rows that begin a document, from which on a prompt is read as the beginning of one
@@ -256,8 +252,6 @@ class LanguageProcessor(DocumentProcessor[LanguageModelRecipe, PackedRows]):
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
-        from clearhead.text import Tokenizer
-
         tokenizer, values = Tokenizer.load(folder), dict(settings)
         try:
             decode = validate(LanguageDecode, values.pop("decode", {}))

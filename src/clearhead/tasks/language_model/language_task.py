@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -34,11 +34,9 @@ from clearhead.tasks.objective import Objective
 from clearhead.tasks.processor import Examples
 from clearhead.tasks.task import Task
 from clearhead.tasks.trace import ContinuableTracer, TaskTracer, Trace
+from clearhead.text import Row
 from clearhead.text.batches import token_batches
 from clearhead.text.packed_documents import PackedRows
-
-if TYPE_CHECKING:
-    from clearhead.text import Row
 
 SAMPLES = 3  # texts that are written at each evaluation during training
 SAMPLE_PROMPT = 16  # tokens of a document that such a text follows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,10 +13,8 @@ from clearhead.errors import DataError
 from clearhead.model import Encoder
 from clearhead.tasks.answerer import Prediction
 from clearhead.tasks.finite_scores import check_finite
+from clearhead.text import Tokenizer
 from clearhead.text.batches import Ragged, token_batches
-
-if TYPE_CHECKING:
-    from clearhead.text import Tokenizer
 
 MASK = "<mask>"  # what a user writes
 CANDIDATES = 5  # of each mask, at least

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,12 +12,10 @@ from torch import Tensor
 
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.pretraining.document_windows import BEGINS, INSIDE, SPECIAL, TextWindow
+from clearhead.tasks.pretraining.pretraining_settings import Masking
 from clearhead.tasks.processor import Examples
+from clearhead.text import Row, Tokenizer
 from clearhead.text.batches import Batch, Ragged
-
-if TYPE_CHECKING:
-    from clearhead.tasks.pretraining.pretraining_settings import Masking
-    from clearhead.text import Row, Tokenizer
 
 BYTES_END = 259  # the first number of our own vocabularies that is neither special nor a byte
 

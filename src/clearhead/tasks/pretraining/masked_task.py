@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from clearhead.tasks.finite_scores import check_finite
 from clearhead.tasks.language_model.language_processor import DocumentProcessor
 from clearhead.tasks.losses import token_loss
 from clearhead.tasks.objective import Objective
+from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.pretraining.document_windows import EMPTY, make_text_windows
 from clearhead.tasks.pretraining.mask_filling import MASK, FilledText, check_length, encode_masked, fill_masks
 from clearhead.tasks.pretraining.masked_examples import MaskedExamples, MaskedTexts
@@ -29,14 +30,8 @@ from clearhead.tasks.settings import validate
 from clearhead.tasks.task import Task
 from clearhead.tasks.text_windows import window_size
 from clearhead.tasks.trace import TaskTracer, Trace
+from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch, BatchPlan
-from clearhead.text.report import Report
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Row, Tokenizer
 
 SAMPLES = 3  # texts that are filled at each evaluation, to be shown
 BATCH_TOKENS = 8192  # of a batch that is scored, pads included
@@ -82,8 +77,6 @@ class HidingProcessor(DocumentProcessor[PretrainingRecipe, BatchT]):
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
-        from clearhead.text import Tokenizer
-
         masking = validate(Masking, settings.get("masking", {}), f"the settings of {folder} are invalid: masking")
         for key, kind in (("longest", int), ("documents", str)):
             if not isinstance(settings.get(key), kind):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from clearhead.decode import Hypothesis, Writer
 from clearhead.model import EncoderDecoder
@@ -24,10 +24,8 @@ from clearhead.tasks.segmentation import has_loop, join_texts
 from clearhead.tasks.sequence_to_sequence.search import Decode, PartNumber, Search, SearchOptions
 from clearhead.tasks.settings import validate
 from clearhead.tasks.trace import ContinuableTracer, TaskTracer, Trace
+from clearhead.text import Tokenizer
 from clearhead.text.batches import token_batches
-
-if TYPE_CHECKING:
-    from clearhead.text import Tokenizer
 
 PartT = TypeVar("PartT")
 BROKEN = re.compile("\ufffd+")  # bytes that are no character

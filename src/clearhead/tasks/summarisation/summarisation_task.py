@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from pydantic import Field
 
@@ -14,18 +14,19 @@ from clearhead.tasks.answerer import Baseline, Scores
 from clearhead.tasks.processor import Columns, Files
 from clearhead.tasks.segmentation import SEAMS, join_texts
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, GeneratingAnswerer
-from clearhead.tasks.sequence_to_sequence.pairs import PairData, PairObjective, PairProcessor, PairRecipe
 from clearhead.tasks.sequence_to_sequence.search import LimitedDecode, SearchOptions
-from clearhead.tasks.sequence_to_sequence.text_generation import TextGeneration, TextTracer
+from clearhead.tasks.sequence_to_sequence.text_to_text import (
+    PairData,
+    PairObjective,
+    PairProcessor,
+    PairRecipe,
+    TextGeneration,
+    TextTracer,
+)
 from clearhead.tasks.summarisation.rouge import rouge_scores
 from clearhead.tasks.task import Task
 from clearhead.tasks.trace import Trace
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from clearhead.text import Row
-
+from clearhead.text import Row, read
 
 LONGEST_TEXT = 16_384  # tokens; attention takes time by the square of their number
 LEAD_LINES = 3  # lines that the baseline takes from a dialogue
@@ -59,8 +60,6 @@ class SummaryProcessor(PairProcessor[SummaryRecipe]):
     @classmethod
     def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
         """The rows of a file. In a JSONL a text may be a list of sentences, a summary a list of references."""
-        from clearhead.text import Row, read
-
         for row in read(source, cls.columns, columns, lists=True):
             text, summary = row.values
             joined = text if isinstance(text, str) else join_texts(text)

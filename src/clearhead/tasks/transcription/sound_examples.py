@@ -20,7 +20,7 @@ from clearhead.audio.sound_files import RATES, check_samples
 from clearhead.errors import DataError
 from clearhead.tasks.file_inputs import FileInputs
 from clearhead.tasks.processor import Examples
-from clearhead.tasks.sequence_to_sequence.pairs import shift_targets
+from clearhead.tasks.sequence_to_sequence.text_to_text import shift_targets
 from clearhead.text.batches import Batch, Ragged
 from clearhead.text.corpora import Row
 

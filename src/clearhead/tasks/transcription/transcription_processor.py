@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -16,6 +16,7 @@ from clearhead.audio.sound_augmentation import check_speeds
 from clearhead.errors import ConfigError, DataError
 from clearhead.model import ModelConfig, SpeechModel
 from clearhead.model.speech_model import count_positions
+from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import Columns, Files
 from clearhead.tasks.sequence_to_sequence.generation import GeneratingProcessor
 from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
@@ -23,11 +24,7 @@ from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, option, va
 from clearhead.tasks.transcription.error_rates import import_jiwer
 from clearhead.tasks.transcription.sound_examples import SoundExamples, SoundInputs, SpokenTexts
 from clearhead.tasks.transcription.word_times import FrameTimes, SpokenPart, TimedWord, time_words
-from clearhead.text.corpora import Row
-
-if TYPE_CHECKING:
-    from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Tokenizer
+from clearhead.text import Report, Row, Tokenizer
 
 TOO_FAST = "with more text than the sound has room for"
 LONGEST_PIECE_SECONDS = 20.0  # of a recording that is transcribed at once
@@ -192,8 +189,6 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> TranscriptionProcessor:
-        from clearhead.text import Tokenizer
-
         values = dict(settings)
         log_mel = validate(LogMelSettings, values.pop("sound", {}), f"the settings of {folder} are invalid: sound")
         return cls(Tokenizer.load(folder), config, log_mel, cls.read_decode(folder, values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,9 +43,7 @@ from clearhead.tasks.transcription.transcription_processor import (
     TranscriptionRecipe,
 )
 from clearhead.tasks.transcription.word_times import SpokenPart, TimedWord, find_spikes
-
-if TYPE_CHECKING:
-    from clearhead.text import Row
+from clearhead.text import Row
 
 UNTIMED = "the times of words are unknown where CTC disagrees with the text"
 PADDING_LOUDNESS = 0.1  # of the noise before and after a recording, as a share of the recording's own

@@ -1,4 +1,4 @@
-"""Tasks from text to text: their recipe, pairs as examples, tokenizers for one or both sides, and the loss."""
+"""Tasks from text to text: their recipe, pairs as examples, tokenizers for one or both sides, loss, answers, traces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -15,22 +15,26 @@ from pydantic import Field
 from torch import Tensor
 
 from clearhead.attention import Mask
+from clearhead.decode import Hypothesis, Writer
 from clearhead.errors import ConfigError, DataError
 from clearhead.model import EncoderDecoder, ModelConfig, PointerGenerator
 from clearhead.model.pointer_generator import pointer_loss
 from clearhead.tasks.losses import UNCOUNTED, token_loss
 from clearhead.tasks.objective import Objective
+from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import Examples, RecipeT
-from clearhead.tasks.sequence_to_sequence.generation import GeneratingProcessor
+from clearhead.tasks.segmentation import cut_repeats, has_loop
+from clearhead.tasks.sequence_to_sequence.generation import (
+    GeneratingAnswerer,
+    GeneratingProcessor,
+    Generation,
+    GenerationTracer,
+)
 from clearhead.tasks.sequence_to_sequence.search import Decode
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
+from clearhead.tasks.trace import Trace
+from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch, Ragged
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Row, Tokenizer
 
 EMPTY = "with an empty side"
 
@@ -192,8 +196,6 @@ class PairProcessor(TextToTextProcessor[PairRecipeT]):
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
-        from clearhead.text import Tokenizer
-
         values = dict(settings)
         shared = values.pop("shared", True)
         decode = cls.read_decode(folder, values)
@@ -220,6 +222,7 @@ def _find_misfit(source: list[int], target: list[int], limits: PairData | None) 
 
 
 TextToTextT = TypeVar("TextToTextT", bound=TextToTextProcessor[Any])
+TextAnswererT = TypeVar("TextAnswererT", bound=GeneratingAnswerer[Any, str])
 
 
 def pair_loss(
@@ -266,3 +269,57 @@ class PairObjective(TextToTextObjective[TextToTextT, PairRecipeT]):
     def __init__(self, processor: TextToTextT, recipe: PairRecipeT) -> None:
         super().__init__(processor, recipe)
         self.label_smoothing = recipe.loss.label_smoothing
+
+
+class TextGeneration(Generation[TextToTextT, str, list[int]]):
+    """Base class: a part is a list of tokens, without the end."""
+
+    def split(self, text: str) -> list[list[int]]:
+        """All tokens of the input as one part."""
+        tokens = self.processor.source.encode(text)
+        return [tokens] if tokens else []
+
+    def part_length(self, part: list[int]) -> int:
+        return len(part) + 1  # with its end
+
+    def make_writer(self, parts: Sequence[list[int]]) -> Writer:
+        tokenizer = self.processor.source
+        source = Ragged([[*part, tokenizer.end] for part in parts])
+        lengths, device = source.lengths, self.model.vocabulary.words.weight.device
+        padded, _ = source.pad(torch.arange(len(parts)), int(lengths.max()), tokenizer.pad)
+        return Writer.translating(self.model, padded.to(device), lengths.to(device))
+
+    def cut_repeats(self, part: list[int]) -> list[int] | None:
+        """No run of tokens stands there more than three times, digits excepted."""
+        shorter = cut_repeats(part, self.processor.digits[0])
+        return None if shorter == part else shorter
+
+    def has_looped(self, hypothesis: Hypothesis, part: list[int]) -> bool:
+        """1,000,000 has a reason to repeat itself, and so has what the source repeats, too."""
+        if not hypothesis.finished:
+            return has_loop(hypothesis.tokens)
+        words = [token for token in hypothesis.tokens if token not in self.processor.digits[1]]
+        return has_loop(words) and (not has_loop(part) or len(hypothesis.tokens) > len(part) + 8)
+
+
+class TextTracer(GenerationTracer[TextAnswererT, str, list[int]]):
+    def whole_parts(self, text: str) -> list[list[int]]:
+        tokens = self.answerer.processor.source.encode(text)
+        return [tokens] if tokens else []
+
+    def trace_source(self, part: list[int]) -> tuple[list[int], None]:
+        return [*part, self.answerer.processor.source.end], None
+
+    def traced_part(self, trace: Trace) -> list[int]:
+        return trace.reads["source"][:-1]
+
+    def run(self, trace: Trace) -> Float[Tensor, "tokens vocabulary"]:
+        model = self.answerer.model
+        device = model.vocabulary.words.weight.device
+        source, target = (torch.tensor([trace.reads[side]], device=device) for side in ("source", "target"))
+        return model.token_scores(source, target)[0]
+
+    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
+        processor = self.answerer.processor
+        texts: list[str] = (processor.source if kind == "source" else processor.target).pieces(numbers)
+        return texts
