@@ -12,7 +12,6 @@ from torch import Tensor
 
 from clearhead.decode.greedy_search import (
     Hypothesis,
-    Step,
     TokenChooser,
     choose_likeliest,
     collect_hypotheses,
@@ -94,13 +93,8 @@ def stream(
     choose: TokenChooser = choose_likeliest
     if temperature != 0:
         choose = make_sampler(writer, rules, generator, SamplingOptions(temperature, top_k, top_p, min_p))
-    return _yield_tokens(decode_steps(writer, rules, choose), rules.end)
-
-
-def _yield_tokens(steps: Iterator[Step], end: int) -> Iterator[int]:
-    for step in steps:
-        if step.tokens != [end]:
-            yield step.tokens[0]
+    steps = decode_steps(writer, rules, choose)
+    return (step.tokens[0] for step in steps if step.tokens != [rules.end])
 
 
 def distribution(

@@ -253,6 +253,7 @@ class LanguageProcessor(DocumentProcessor[LanguageModelRecipe, PackedRows]):
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
         tokenizer, values = Tokenizer.load(folder), dict(settings)
+        values.pop("objective", None)  # of pre-training
         try:
             decode = validate(LanguageDecode, values.pop("decode", {}))
             return cls(tokenizer, config, decode=decode, **values)

@@ -95,16 +95,12 @@ class LanguageAnswerer(StreamingAnswerer[LanguageProcessor, Decoder, str, Langua
     def predict_rows(self, rows: Sequence[Row], options: LanguageOptions) -> list[DocumentLoss]:
         """The losses of documents, by a sliding window."""
         context, pad = self.processor.context, self.processor.tokenizer.pad
-        stride = self._check_stride(options.stride)
+        stride = options.stride or max(1, context // 2)
+        if stride > context:
+            raise ConfigError(f"stride = {stride} would leave tokens out: the context has {context}; make it less")
         return score_documents(
             self.model, self.processor.encode_documents(rows), context=context, stride=stride, pad=pad
         )
-
-    def _check_stride(self, stride: int | None) -> int:
-        context = self.processor.context
-        if stride is not None and stride > context:
-            raise ConfigError(f"stride = {stride} would leave tokens out: the context has {context}; make it less")
-        return stride or max(1, context // 2)
 
     def score(self, rows: Sequence[Row], predictions: Sequence[DocumentLoss], options: LanguageOptions) -> Scores:
         return score_losses(predictions, sum(len(row.values[0].encode("utf-8", "replace")) for row in rows))

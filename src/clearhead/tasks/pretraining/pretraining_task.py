@@ -240,10 +240,6 @@ class NextTokenProcessor(LanguageProcessor):
     def settings(self) -> dict[str, Any]:
         return {"objective": "next", **super().settings}
 
-    @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
-        return super().load(folder, config, {key: value for key, value in settings.items() if key != "objective"})
-
 
 NEXT = replace(LANGUAGE_MODEL, name="pretraining", recipe=PretrainingRecipe, processor=NextTokenProcessor)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
 
 from clearhead.errors import DataError, PackageError
 from clearhead.tasks.segmentation import are_chinese
@@ -34,8 +33,12 @@ def rouge_scores(outputs: Sequence[str], references: Sequence[Sequence[str]]) ->
     """
     if not outputs:
         raise DataError("there are no rows to score")
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ModuleNotFoundError as error:
+        raise PackageError(f"ROUGE needs the package {error.name}; pip install 'clearhead[train]'") from None
     chinese = are_chinese([text for texts in references for text in texts])
-    scorer = _import_scorer()(list(KINDS), use_stemmer=True, tokenizer=CharacterTokenizer() if chinese else None)
+    scorer = RougeScorer(list(KINDS), use_stemmer=True, tokenizer=CharacterTokenizer() if chinese else None)
     totals = dict.fromkeys(KINDS, 0.0)
     for output, texts in zip(outputs, references, strict=True):
         scores = scorer.score_multi(list(texts), output)
@@ -48,11 +51,3 @@ def rouge_scores(outputs: Sequence[str], references: Sequence[Sequence[str]]) ->
         **{kind: round(100 * total / len(outputs), 2) for kind, total in totals.items()},
         "rouge_signature": signature if counts[-1] == 1 else f"{signature}|{many}",
     }
-
-
-def _import_scorer() -> Any:
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ModuleNotFoundError as error:
-        raise PackageError(f"ROUGE needs the package {error.name}; pip install 'clearhead[train]'") from None
-    return RougeScorer
