@@ -82,11 +82,6 @@ COLUMN_SHAPES = [
     *(TileShape(128, 64, 8, 2, 128), TileShape(128, 64, 4, 2, 168), TileShape(64, 64, 4, 3, 128)),
     *(TileShape(64, 256, 8, 3, 128), TileShape(64, 256, 4, 2), TileShape(128, 256, 8, 2), TileShape(256, 128, 8, 2)),
 ]
-HOPPER_SHAPES = [
-    TileShape(192, 128, 4, 3, 160),
-    TileShape(192, 128, 4, 4, 152),
-    *(TileShape(128, 128, 4, n, 232) for n in (4, 5)),
-]
 SELECTION_SHAPES = [TileShape(rows, 0, warps, 1) for rows, warps in ((8, 1), (4, 1), (2, 1), (8, 2), (16, 2), (16, 4))]
 
 
@@ -205,14 +200,10 @@ def tabulate(table: Table, size: Size, rounds: int) -> None:
 def passes(job: MeasureJob, given: TileShapes) -> dict[str, Run]:
     """Each pass on its own, after those it builds on."""
     inputs = launch.KernelInputs.of_job(job)
-    hopper = launch.plan_hopper_pass(job, inputs, given)
-    outputs = launch.KernelOutputs(job, received_in_row_pass=hopper is not None and hopper.received)
+    outputs = launch.KernelOutputs(job)
 
     def row_pass() -> None:
-        if hopper is None:
-            launch.launch_row_pass(job, inputs, outputs, given.rows)
-        else:
-            launch.launch_hopper_row_pass(job, inputs, outputs, hopper)
+        launch.launch_row_pass(job, inputs, outputs, given.rows)
 
     def column_pass() -> None:
         if outputs.candidates is not None:
@@ -220,22 +211,20 @@ def passes(job: MeasureJob, given: TileShapes) -> dict[str, Run]:
         launch.launch_column_pass(job, inputs, outputs, given)
 
     def selection() -> None:
-        launch.launch_selection(job, inputs, outputs, given, given.rows if hopper is None else hopper.shape)
+        launch.launch_selection(job, inputs, outputs, given)
 
     row_pass()
     column_pass()
-    runs: dict[str, Run] = dict.fromkeys(("rows", "hopper", "hopper_received"), row_pass)
-    return runs | {"columns": column_pass, "candidates": column_pass, "selection": selection}
+    return {"rows": row_pass, "columns": column_pass, "candidates": column_pass, "selection": selection}
 
 
 def trial(size: Size, top: int, tried: TileShape | None, name: str) -> tuple[MeasureJob, TileShapes]:
     """A job in which one pass has tiles of another shape; without one, as the table of shapes has it."""
     q, k, _ = tensors(size)
     logsumexp = torch.full(q.shape[:3], math.log(size.tokens), device=q.device)
-    job = job_of(q, k, size, logsumexp, top=top, received=name != "hopper")
+    job = job_of(q, k, size, logsumexp, top=top)
     wide = -(-size.tokens // 256)
     usual = tile_shapes.choose_shapes(size.d, 2, size.tokens, size.tokens, wide, top)
-    usual = usual if name in ("hopper", "hopper_received") else usual._replace(hopper=None, hopper_received=None)
     return job, usual if tried is None else usual._replace(**{name: tried})
 
 
@@ -271,13 +260,11 @@ def tune(processes: int = 12) -> TileShapes:
     narrow = [shape for shape in COLUMN_SHAPES if shape.keys <= 128]
     candidates = {
         "rows": ROW_SHAPES,
-        "hopper": HOPPER_SHAPES,
-        "hopper_received": HOPPER_SHAPES,
         "columns": COLUMN_SHAPES,
         "candidates": narrow,
         "selection": SELECTION_SHAPES,
     }
-    tops = {"columns": [0], "candidates": [8], "hopper_received": [0]}
+    tops = {"columns": [0], "candidates": [8]}
     cases = [
         (size, top, shape, name)
         for name, tried in candidates.items()

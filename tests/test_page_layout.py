@@ -12,6 +12,10 @@ PAGE = Path(__file__).parents[1] / "src" / "clearhead" / "explore" / "page"
 FOLDERS = ("words", "data", "state", "draw", "panes")  # each may import itself and those before it; app.js imports all
 COLUMNS = 120
 IMPORT = re.compile(r"^import\s+(?:[^\"]*?\s+from\s+)?\"([^\"]+)\";", re.M)
+JOINED = re.compile(  # what `page_file.bundle_modules` joins into one script
+    r"^import \{[^}]*\} from \"\.{1,2}/[\w./-]+\";$|^export (?=(?:async function|function|class|const|let)\b)", re.M
+)
+NOT_JOINED = re.compile(r"^(?:import|export|await)\b.*|\bimport\s*\(.*|\bimport\.meta\b.*", re.M)
 REPLACED = re.compile(r"\b(?:explorer|centre|store|source)\.\w+ = (?:async )?\(?[\w, ]*\)? =>")
 
 
@@ -54,6 +58,18 @@ def test_imports_of_the_page_point_one_way(path):
 )
 def test_a_wrong_import_of_the_page_is_noticed(code, module):
     assert len(wrong_imports(code, module)) == 1
+
+
+def test_scripts_use_only_imports_and_exports_that_a_page_in_one_file_joins():
+    for path in scripts():
+        assert not NOT_JOINED.search(JOINED.sub("", path.read_text(encoding="utf-8"))), path
+    for wrong in (
+        'import thing from "./a.js";',
+        "export { one };",
+        "export default 5;",
+        'const late = await import("a");',
+    ):
+        assert NOT_JOINED.search(JOINED.sub("", wrong)), wrong
 
 
 def test_no_script_replaces_a_method_of_another():

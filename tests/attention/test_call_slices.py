@@ -8,8 +8,7 @@ from hypothesis import given
 from clearhead import Bias, Mask
 from clearhead.attention import reference
 from clearhead.attention.biases import t5_buckets
-from clearhead.attention.call import check_call
-from clearhead.attention.call_slices import slice_queries
+from clearhead.attention.call import check_call, slice_queries
 from tests.attention.cases import masks
 
 BATCH, HEADS, WIDTH = 3, 2, 5

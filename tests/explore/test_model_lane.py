@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from clearhead.errors import LensError
 from clearhead.explore.model_lane import CHECK_INTERVAL, ModelLane, end_if_left, end_when
+from clearhead.tasks.trace import Tracer
 
 
 def run_while_waiting(lane: ModelLane, work: Callable[[], None], count: int) -> threading.Thread:
@@ -25,14 +27,14 @@ def run_while_waiting(lane: ModelLane, work: Callable[[], None], count: int) -> 
 
 
 def test_requests_run_one_at_a_time_in_their_order_and_may_give_way():
-    lane, order = ModelLane(nn.Identity()), list[str]()
+    lane, order = ModelLane(Mock(spec=Tracer)), list[str]()
 
     def request(name: str) -> None:
         with lane.turn():
             order.append(name)
 
-    with lane.turn() as model:
-        assert model is lane.model
+    with lane.turn() as tracer:
+        assert tracer is lane.tracer
         threads = [run_while_waiting(lane, lambda name=name: request(name), 2 + n) for n, name in enumerate("abc")]
         assert order == []
         lane.give_way()
@@ -44,7 +46,7 @@ def test_requests_run_one_at_a_time_in_their_order_and_may_give_way():
 
 
 def test_who_leaves_while_waiting_holds_up_nobody():
-    lane, left, problems = ModelLane(nn.Identity()), threading.Event(), list[str]()
+    lane, left, problems = ModelLane(Mock(spec=Tracer)), threading.Event(), list[str]()
 
     def request() -> None:
         with end_when(left.is_set), pytest.raises(LensError) as ended, lane.turn():

@@ -218,25 +218,3 @@ def test_modules_are_joined_in_the_order_in_which_they_need_each_other(tmp_path)
     assert order == sorted(order)
     assert "const { one, two } = module1;" in script
     assert "return { one, two };" in script
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        'import thing from "./parts.js";',
-        'import * as all from "./parts.js";',
-        'import "./parts.js";',
-        "export { one };",
-        'import { one } from "https://elsewhere.example/x.js";',
-        "export default 5;",
-        'export * from "./parts.js";',
-        'const late = await import("./parts.js");',
-        "await something;",
-        'import { self } from "./app.js";',
-    ],
-)
-def test_what_cannot_be_bundled_is_refused(tmp_path, code):
-    (tmp_path / "app.js").write_text(f"{code}\n")
-    (tmp_path / "parts.js").write_text("export const one = 1;\n")
-    with pytest.raises(ValueError, match="bundled"):
-        bundle_modules(tmp_path, "app.js")

@@ -19,13 +19,12 @@ import torch
 
 from clearhead import Mask, Record
 from clearhead.errors import ClearheadError, RecordError
-from clearhead.explore import Scene, kept_records, live_model, open_record
+from clearhead.explore import Scene, live_model, open_record, page_requests
 from clearhead.explore.attention_map import AttentionMap
-from clearhead.explore.kept_records import KeptRecords, RecordGone
 from clearhead.explore.live_model import MAX_CHARACTERS, LiveModel
 from clearhead.explore.model_lane import free_memory
 from clearhead.explore.page_file import PAGE
-from clearhead.explore.page_requests import MAX_BODY, PageRequests
+from clearhead.explore.page_requests import MAX_BODY, KeptRecords, PageRequests, RecordGone
 from clearhead.explore.server import Server
 from clearhead.predictor import Predictor
 from clearhead.tasks.translation import TASK
@@ -439,9 +438,9 @@ def test_a_record_is_kept_until_its_page_shows_another_one(live):
 
 def test_of_many_pages_those_keep_their_texts_that_were_used_last(record, monkeypatch):
     large = list[bool]()
-    monkeypatch.setattr(kept_records, "MAX_RECORDS", 2)
-    monkeypatch.setattr(kept_records, "LARGE_RECORD", -1)
-    monkeypatch.setattr(kept_records, "free_memory_soon", lambda: large.append(True))
+    monkeypatch.setattr(page_requests, "MAX_RECORDS", 2)
+    monkeypatch.setattr(page_requests, "LARGE_RECORD", -1)
+    monkeypatch.setattr(page_requests, "free_memory_soon", lambda: large.append(True))
     records = KeptRecords(record, Scene)
     one, other = (records.add(record, None).id for _ in range(2))
     assert records.find(one).id == one

@@ -306,14 +306,10 @@ def test_the_command_reads_records_too(folder, text, tmp_path, predictor):
         )
 
 
-def test_a_file_can_hold_what_the_model_does_without_each_head(predictor, text, tmp_path, capsys):
+def test_a_file_can_hold_what_the_model_does_without_each_head(predictor, text, tmp_path):
     live = LiveModel.from_predictor(predictor)
     record = live.look(text)
     written = subjects.write_subject(subjects.Subject(record, live, None), tmp_path / "page.html", without=True)
-    total = 4 * len(record.names)
-    before, first, *_ = capsys.readouterr().err.splitlines()
-    assert before == f"clearhead: 0 of {total} heads switched off"
-    assert re.fullmatch(rf"clearhead: 2 of {total} heads switched off, about \d+ s left", first)
     scene, _ = read(written.read_text(encoding="utf-8"))
     assert {name: len(heads) for name, heads in scene["without"].items()} == dict.fromkeys(record.names, 4)
     one, asked = scene["without"]["decoder.0.cross"]["2"], live.answer_without(record, 0, {"decoder.0.cross": [2]})
@@ -336,7 +332,7 @@ def test_a_text_in_parts_is_answered_once_for_each_head(predictor, text, monkeyp
 
     monkeypatch.setattr(kind, "traces", twice)
     done: list[bool] = []
-    one, other = live.answer_without_each(record, [0, 1], lambda: done.append(True))
+    one, other = live.answer_without_each(record, [0, 1], lambda _: done.append(True))
     heads = sum(map(len, one.values()))
     assert asked == [text] * heads
     assert len(done) == heads
@@ -349,28 +345,13 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_waiting_is_told_in_words_on_a_line_or_on_lines(monkeypatch):
-    """The first takes 30 seconds and each later one 10; how long all take is printed once the second is done."""
-    for stream in (io.StringIO(), Terminal()):
-        times = iter([0.0, 30.0, 40.0, 50.0, 60.0])
+def test_progress_is_a_bar_on_a_terminal_and_nothing_elsewhere(monkeypatch):
+    for stream, shown in ((Terminal(), "3/4"), (io.StringIO(), "")):
         monkeypatch.setattr(sys, "stderr", stream)
-        waiting = subjects.ProgressLine("heads", 4, clock=lambda times=times: next(times))
-        for _ in range(4):
-            waiting()
-        later = [f"clearhead: {done} of 4 heads, about {left} s left" for done, left in ((2, 20), (3, 10))]
-        said = ["clearhead: 0 of 4 heads", *later]
-        if stream.isatty():
-            assert stream.getvalue() == "".join(f"\r\x1b[K{line}" for line in [*said, ""])
-        else:
-            assert stream.getvalue().splitlines() == said[:2]  # not so often
-    monkeypatch.setattr(sys, "stderr", nothing := io.StringIO())
-    subjects.ProgressLine("heads", 0)
-    quick = subjects.ProgressLine("heads", 4, delay=15.0, clock=iter([0.0, 5.0, 16.0, 17.0, 18.0]).__next__)
-    quick()
-    assert nothing.getvalue() == ""
-    for _ in range(3):
-        quick()
-    assert nothing.getvalue() == "clearhead: 2 of 4 heads, about 22 s left\n"
+        with subjects.show_progress("heads", 4) as progress:
+            progress(1)
+            progress(2)
+        assert shown in stream.getvalue() if shown else not stream.getvalue()
 
 
 @pytest.mark.parametrize(

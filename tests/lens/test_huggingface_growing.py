@@ -9,6 +9,7 @@ import transformers
 from torch import Tensor
 from transformers.generation.utils import GenerationMixin
 
+from clearhead.errors import LensError
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.huggingface import forward_tracking
 from tests.lens.huggingface_zoo import (
@@ -357,19 +358,14 @@ def test_caches_and_the_search_are_left_as_they_were():
     assert [dict(vars(kind)) for kind in kinds] == before
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_a_layer_by_itself_grows_as_it_does_in_its_model(family, cache):
-    model = made(family)
-    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "cache_implementation": cache}
-    for watched in (model.model.layers[1], model.model.layers[1].self_attn):
-        with watch(model) as record, watch(watched) as part:
-            model.generate(tokens(), **options)
-        (name,), wanted = part.names, record["decoder.1.self"]
-        assert len(part.calls) == 1
-        assert torch.equal(part[name].queries, wanted.queries)
-        for measure in ("map", "received", "entropy", "peak_key"):
-            assert torch.equal(getattr(part[name], measure), getattr(wanted, measure)), measure
+def test_a_layer_by_itself_with_a_cache_is_refused_with_the_way_out():
+    model = made("llama")
+    for part in (model.model.layers[1], model.model.layers[1].self_attn):
+        with pytest.raises(LensError, match=r"watch the model that it belongs to, .* with layers="), watch(part):
+            model.generate(tokens(), max_new_tokens=2, do_sample=False)
+        with watch(part) as record:
+            model(tokens(), use_cache=False)
+        assert len(record.calls) == 1
 
 
 class StopSecond(transformers.StoppingCriteria):

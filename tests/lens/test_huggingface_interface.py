@@ -12,10 +12,8 @@ from transformers.models.chameleon.modeling_chameleon import ChameleonVQVAEEncod
 from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 
-from clearhead.lens.analysis.ablation import ablate
 from clearhead.lens.capture.watch_context import watch
 from tests.lens.huggingface_zoo import made, tokens
-from tests.model.checkpoints import shaken
 
 
 @pytest.fixture(autouse=True)
@@ -101,32 +99,22 @@ def test_another_module_in_the_place_of_an_attention_is_named():
         model(tokens())
 
 
-class TwoLayers(nn.Module):
-    """Two attentions of Qwen2.5-Omni's DiT, which take their function as ALL_ATTENTION_FUNCTIONS[name]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        sizes = {"hidden_size": 21, "num_attention_heads": 3, "head_dim": 8, "num_hidden_layers": 2}
-        self.config = transformers.models.qwen2_5_omni.configuration_qwen2_5_omni.Qwen2_5OmniDiTConfig(**sizes)
-        self.config._attn_implementation = "sdpa"
-        self.layers = nn.ModuleList([omni.DiTAttention(self.config) for _ in range(2)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x, (torch.ones(1, x.shape[1], 8), torch.zeros(1, x.shape[1], 8)))
-        return x
-
-
-def test_a_function_that_is_taken_by_subscript_is_observed():
-    model, x = shaken(TwoLayers()), torch.randn(2, 7, 21)
-    interface = omni.ALL_ATTENTION_FUNCTIONS
-    before, own = model(x), interface["sdpa"]
+def test_a_function_that_is_taken_by_subscript_is_wrapped_too_and_given_back():
+    model, interface = made("llama"), omni.ALL_ATTENTION_FUNCTIONS
+    sdpa = interface["sdpa"]
     with watch(model) as record:
-        assert torch.equal(model(x), before)
-        with ablate(model, {"encoder.0.self": [0, 1, 2]}):
-            changed = model(x)
-    assert not torch.equal(changed, before)
-    assert [call.names for call in record.calls] == [["encoder.0.self", "encoder.1.self"]] * 2
-    assert torch.allclose(record.calls[0]["encoder.0.self"].map.sum(-1), torch.ones(2, 3, 7), atol=1e-5)
-    assert interface["sdpa"] is own
+        found = interface["sdpa"]
+        model(tokens())
+    assert found is not sdpa
+    assert record.names == ["decoder.0.self", "decoder.1.self"]
+    assert interface["sdpa"] is sdpa
     assert "__getitem__" not in vars(type(interface))
+
+
+def test_a_model_that_takes_its_function_by_subscript_alone_is_refused_by_name():
+    sizes = {"hidden_size": 21, "num_attention_heads": 3, "head_dim": 8, "num_hidden_layers": 2}
+    config = transformers.models.qwen2_5_omni.configuration_qwen2_5_omni.Qwen2_5OmniDiTConfig(**sizes)
+    model = copy.deepcopy(made("llama"))
+    model.voice = omni.DiTAttention(config)
+    with pytest.warns(UserWarning, match=r"not recorded: voice \(DiTAttention\)"), watch(model):
+        model(tokens())

@@ -165,18 +165,13 @@ def make_zamba2() -> Any:
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_layers_without_a_number_of_their_own_grow_with_any_cache(make, cache):
     model = make()
-    numbers = [number for number, layer in enumerate(model.model.layers) if hasattr(layer, "mamba_decoder")]
-    first, last = (model.model.layers[number] for number in (numbers[0], numbers[-1]))
-    with watch(model) as record, watch(first) as first_part, watch(last) as last_part:
+    with watch(model) as record:
         model.generate(tokens(11), max_new_tokens=NEW, do_sample=False, cache_implementation=cache)
     (call,) = record.calls
     model.set_attn_implementation("eager")
     whole = model(call.ids["tokens"], output_attentions=True)
     for name, weights in zip(call.names, whole.attentions, strict=True):
         assert_sees(call[name], weights, within=1e-4)  # Mamba's own steps and its one pass differ by 5e-6
-    for number, part in ((numbers[0], first_part), (numbers[-1], last_part)):
-        assert len(part.calls) == 1
-        assert torch.equal(part[part.names[0]].map, call[f"decoder.{number}.self"].map)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])

@@ -86,17 +86,3 @@ def test_empty_slots_are_no_keys_of_layers_that_share_them(family, sizes):
     for name, weights in one_pass(model, text, real).items():
         assert_sees(record[name], weights, real, within=WITHIN)
         assert_windows(record[name], weights, real)
-
-
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("family", OWN)
-@pytest.mark.parametrize("number", [3, 4])
-def test_a_layer_that_shares_keys_grows_by_itself_as_in_its_model(family, cache, number):
-    model, options = sharing(family), {"max_new_tokens": NEW, "do_sample": False, "cache_implementation": cache}
-    layer, wanted = model.model.layers[number], f"decoder.{number}.self"
-    with watch(model) as record, watch(layer) as outer, watch(layer.self_attn) as inner:
-        model.generate(tokens(), attention_mask=padding("left"), **options)
-    for part in (outer, inner):
-        assert len(part.calls) == 1
-        for measure in ("queries", "map", "received", "entropy", "peak_key", "distance"):
-            assert torch.equal(getattr(part[part.names[0]], measure), getattr(record[wanted], measure)), measure

@@ -35,7 +35,7 @@ HERE = CUDA or launch.is_interpreted()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 QUICK = [
     *("nothing hidden", "one query", "one key", "more top keys than keys", "no extras"),
-    *("causal, offset -7", "window both ways", "causal, padding left", "causal documents", "dense, by head"),
+    *("window both ways", "causal documents", "dense, by head"),
     *("window or prefix", "relative bias", "sinks of −inf and 60", "everything", "width 13"),
     *("every 5th, causal from the top left", "every 3rd, dense mask and bias", "nothing visible, sinks"),
     *("the first keys hidden by their bias",),
@@ -111,13 +111,10 @@ def test_the_kernels_compile_for_hopper_without_one(tmp_path):
     found = [line.split("; ") for line in done.stdout.splitlines()]
     names = {"scan_rows", "scan_columns", "select_top_keys", "select_from_all_keys", "sum_spans"}
     assert {name for _, name, *_ in found} == names
-    assert max(int(shared) for _, _, shared, *_ in found) <= 227 * 1024
+    assert max(int(shared) for _, _, shared, *_ in found) <= 227 * 1024  # what a multiprocessor has
     uses = ["wgmma", "cp.async.bulk.tensor"]
     assert [used for job, name, _, *used in found if job == "the fastest" and name.startswith("scan")] == [uses] * 2
-    hopper = [(int(shared), used) for job, name, shared, *used in found if "Hopper" in job and name == "scan_rows"]
-    assert [used for _, used in hopper] == [uses] * 2
-    assert max(shared for shared, _ in hopper) <= 227 * 1024  # what a multiprocessor has
-    assert [name for job, name, *_ in found if job == "Hopper"] == ["scan_rows", "select_top_keys"]
+    assert [name for job, name, *_ in found if job == "bare"] == ["scan_rows", "select_top_keys"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES if CUDA else DTYPES[:1], ids=str)

@@ -102,7 +102,7 @@ def test_attentions_that_differ_are_measured_apart(jobs):
     for keys, mask, scale in ((5, causal, 1.0), (5, causal, 2.0), (5, None, 1.0), (7, None, 1.0), (7, None, 1.0)):
         call = GrowingCall()
         attention = GrowingAttention("decoder.0.self", (0, 1), False, detail, BatchHistory(1), queue=queue)
-        call.add_attention("decoder.0.self", attention)
+        call.attentions["decoder.0.self"] = call.forward.sights["decoder.0.self"] = attention
         q, k = torch.randn(1, 2, 5, 3), torch.randn(1, 2, keys, 3)
         attention.add(Part(check_call(q, k, None, mask, scale=scale), keys - 5))
         calls.append(call.forward)
@@ -117,7 +117,7 @@ def test_what_a_model_writes_into_q_and_k_afterwards_does_not_matter():
     for change in (False, True):
         queue, call, detail = MeasureQueue(), GrowingCall(), MeasureDetail(keep="qk")
         attention = GrowingAttention("decoder.0.self", (0, 1), False, detail, BatchHistory(1), queue=queue)
-        call.add_attention("decoder.0.self", attention)
+        call.attentions["decoder.0.self"] = call.forward.sights["decoder.0.self"] = attention
         own = q.clone(), k.clone()
         attention.add(Part(check_call(*own, None, Mask.causal()), 0))
         assert queue.layers

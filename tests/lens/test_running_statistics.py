@@ -10,9 +10,8 @@ import torch
 
 from clearhead import Decoder, ModelConfig, Record, watch
 from clearhead.errors import LensError, RecordError
-from clearhead.lens.record.attention_record import compute_statistics
 from clearhead.lens.record.attention_views import Sight
-from clearhead.lens.record.running_statistics import MEASURES, Statistics
+from clearhead.lens.record.record_tables import MEASURES, RunningStatistics, Statistics
 from tests.lens.huggingface_zoo import made, tokens
 
 
@@ -65,8 +64,10 @@ def test_the_largest_score_is_that_of_all_calls_and_unknown_where_one_does_not_h
         scores = torch.cat([call[name].max_score for call in record.calls])
         assert torch.equal(found.max_score, scores.amax(0).double())
     name = record.names[0]
-    old = dataclasses.replace(record.calls[0][name], max_score=None)  # from a file of an earlier version
-    assert compute_statistics([record.calls[1][name], old]).max_score.isnan().all()
+    running = RunningStatistics()
+    running.add(record.calls[1][name])
+    running.add(dataclasses.replace(record.calls[0][name], max_score=None))
+    assert running.result().max_score.isnan().all()
 
 
 def test_a_training_loop_leaves_no_tensors_behind():
@@ -110,7 +111,7 @@ def test_calls_that_were_cleared_by_hand_are_no_error():
         assert isinstance(record.calls[0]["decoder.0.self"], Sight)
         record.calls.clear()
     assert not record.names
-    assert compute_statistics([]).heads == ()
+    assert RunningStatistics().result().heads == ()
 
 
 @torch.no_grad()

@@ -37,7 +37,7 @@ def build_job(heads: int, kv_heads: int, d: int, dtype: torch.dtype, given: bool
 ALIBI = Bias.alibi(6).to("cuda") if CUDA else None
 OPTIONS = {"softcap": 5.0, "sinks": torch.arange(6.0), "bias": ALIBI}
 JOBS: dict[str, dict[str, Any]] = {
-    "Hopper, received in the row pass": {
+    "a logsumexp, no top keys": {
         "heads": 4,
         "kv_heads": 2,
         "d": 128,
@@ -46,7 +46,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "mask": Mask.causal(),
         "top": 0,
     },
-    "Hopper, top keys": {
+    "a logsumexp, padding": {
         "heads": 4,
         "kv_heads": 4,
         "d": 64,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from clearhead import Encoder, EncoderDecoder, ModelConfig, from_huggingface, to_huggingface
 from clearhead.errors import CheckpointError, DiskFullError
 from clearhead.model import Labels, PooledEncoder
-from clearhead.model.huggingface import checkpoint_files
+from clearhead.model.huggingface import write_checkpoint
 from tests.model.checkpoints import BERT, GPT2, LLAMA, MARIAN, change_config, change_tensors, saved, shaken
 
 
@@ -117,7 +117,7 @@ def test_a_setting_that_is_needed_and_missing_is_named(copy, key):
 def test_any_nonsense_in_the_config_is_refused_or_read_but_never_crashes(copy, kind):
     folder = copy(kind)
     values = json.loads((folder / "config.json").read_text())
-    code = "".join(path.read_text() for path in Path(checkpoint_files.__file__).parent.glob("*.py"))
+    code = "".join(path.read_text() for path in Path(write_checkpoint.__file__).parent.glob("*.py"))
     for key in (key for key in values if key in code):  # the others are not read
         for nonsense in (None, 10**9, 10**400, float("nan"), "x", [{}]):
             change_config(folder, **{key: nonsense})
@@ -329,7 +329,7 @@ def test_writing_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
 
     to_huggingface(Encoder(ModelConfig(**BERTISH)), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.setattr(checkpoint_files, "save_file", full)
+    monkeypatch.setattr(write_checkpoint, "save_file", full)
     with pytest.raises(DiskFullError, match=r"the disk is full: .*model\.safetensors needs"):
         to_huggingface(Encoder(ModelConfig(**BERTISH)), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -360,7 +360,7 @@ def test_writing_replaces_an_older_checkpoint_and_leaves_other_files_alone(tmp_p
 
 
 def test_label_scores_of_a_mean_are_not_written_as_something_else(tmp_path):
-    with pytest.raises(CheckpointError, match="BERT cannot hold the label scores of a PooledEncoder; use Classifier"):
+    with pytest.raises(CheckpointError, match=r"a BERT checkpoint cannot express labels=Labels\(count=3"):
         to_huggingface(PooledEncoder(ModelConfig(**BERTISH, labels=Labels(3))), tmp_path / "new")
     assert not (tmp_path / "new").exists()
     to_huggingface(PooledEncoder(ModelConfig(**BERTISH)), tmp_path / "new")

@@ -237,7 +237,7 @@ def test_a_context_where_none_belongs_and_a_missing_one_are_named():
 )
 def test_impossible_configurations_are_refused(changes, words):
     with pytest.raises(ConfigError, match=words):
-        config(**changes)
+        Encoder(config(**changes))
 
 
 def test_an_unknown_shape_is_refused_with_the_known_ones():

@@ -17,11 +17,10 @@ from clearhead.lens import Record
 from clearhead.predictor import Predictor
 from clearhead.storage import verify_checksums
 from clearhead.tasks.answers.answer_objective import AnswerObjective
-from clearhead.tasks.answers.answer_processor import AnswerProcessor
+from clearhead.tasks.answers.answer_processor import AnswerProcessor, encode_texts
 from clearhead.tasks.answers.answer_settings import AnswerOptions
 from clearhead.tasks.answers.answers_task import TASK
 from clearhead.tasks.answers.out_of_scope import DETECTORS
-from clearhead.tasks.answers.text_vectors import encode_texts
 from clearhead.text import Report, Row
 from clearhead.text.batches import BatchPlan
 from clearhead.train import run_training
@@ -503,9 +502,8 @@ def test_without_dev_every_tenth_training_question_sets_the_threshold():
     )
 
 
-@pytest.mark.parametrize("head", ["linear", "cosine"])
-def test_both_heads_learn(head):
-    recipe = recipe_of(answers={"head": head}, loss={"label_smoothing": 0.1, "contrast": 0.5})
+def test_a_contrastive_loss_beside_the_classifier_learns():
+    recipe = recipe_of(loss={"label_smoothing": 0.1, "contrast": 0.5})
     processor = AnswerProcessor.prepare(rows_of(asked(80, 1)), recipe)
     processor.configure(recipe)
     torch.manual_seed(1)

@@ -30,7 +30,7 @@ def make_index(rows: int = 11, width: int = 7) -> AnswerIndex:
 
 @pytest.mark.parametrize("questions", [1, 3, 16, 29])
 def test_the_search_is_exact_for_one_question_and_for_many(questions, monkeypatch):
-    monkeypatch.setattr(answer_index, "CELLS", 900)  # so that many questions go in several blocks
+    monkeypatch.setattr(answer_index, "SIMILARITIES_AT_ONCE", 900)  # so that many questions go in several blocks
     index, asked = make_index(211), random_vectors(questions, seed=1)
     scores, places = index.search(asked, 13)
     wanted = asked.astype(np.float64) @ index.vectors.astype(np.float64).T

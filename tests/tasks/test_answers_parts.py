@@ -1,6 +1,7 @@
 """The parts of answers, each against what one computes by hand or by another library."""
 
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -8,23 +9,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clearhead.tasks.answers.answer_finder import rank_intents, rank_pairs
 from clearhead.tasks.answers.answer_index import AnswerIndex, Entry
-from clearhead.tasks.answers.answer_objective import mine_negatives
-from clearhead.tasks.answers.answer_ranking import rank_intents, rank_pairs
-from clearhead.tasks.answers.answer_scores import make_report, score_answers
-from clearhead.tasks.answers.answer_settings import AnswerPrediction, Match
-from clearhead.tasks.answers.contrastive_losses import (
+from clearhead.tasks.answers.answer_objective import (
     OUT_OF_SCOPE,
     intent_loss,
+    mine_negatives,
     mix_questions,
     pair_loss,
     question_contrast,
     uniform_loss,
 )
+from clearhead.tasks.answers.answer_processor import PairExamples
+from clearhead.tasks.answers.answer_settings import AnswerPrediction, Match
+from clearhead.tasks.answers.answers_task import score_bm25, score_tf_idf, split_words
 from clearhead.tasks.answers.out_of_scope import Calibration, Gaussians, area_under_curve
-from clearhead.tasks.answers.question_examples import PairExamples, QuestionExamples
-from clearhead.tasks.answers.retrieval_baselines import score_bm25, score_tf_idf, split_words
+from clearhead.tasks.answers.question_answerer import make_report, score_answers
 from clearhead.tasks.losses import consistency_loss
+from clearhead.tasks.processor import TextExamples
 from clearhead.text import Row
 from clearhead.text.batches import Batch
 
@@ -156,7 +158,7 @@ def test_negatives_are_the_state_of_the_examples_and_not_in_their_fingerprint():
 
 
 def test_other_questions_have_another_fingerprint():
-    made = [QuestionExamples(q, a, rows(2), 0) for q, a in (([[1], [2]], [0, -1]), ([[1], [2]], [-1, 0]))]
+    made = [TextExamples(q, a, rows(2), 0) for q, a in (([[1], [2]], [0, -1]), ([[1], [2]], [-1, 0]))]
     assert made[0].fingerprint() != made[1].fingerprint()
 
 
@@ -205,7 +207,7 @@ def test_the_best_detector_on_dev_is_kept_and_rejects_the_stated_share():
     assert fitted.detector == "neighbours"
     assert (good[inside] < fitted.thresholds["neighbours"]).mean() == 0.05
     assert fitted.auroc["neighbours"] == round(area_under_curve(good[inside], good[~inside]), 4)
-    assert fitted == Calibration.from_json(fitted.to_json())
+    assert fitted == Calibration(**asdict(fitted))
     alone = Calibration.fit(
         {name: scores[:1000] for name, scores in evidence.items()},
         good[:1000],

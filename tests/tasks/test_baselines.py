@@ -18,7 +18,7 @@ from clearhead.tasks.answerer import Baseline
 from clearhead.tasks.answers.answer_processor import AnswerProcessor
 from clearhead.tasks.baselines import TfidfBaseline
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
-from clearhead.tasks.classification.label_column import LabelColumn
+from clearhead.tasks.classification.classifier_settings import LabelColumn
 from clearhead.train import run_training
 from clearhead.train.data import find_contradictions, find_repeated, read_training_rows
 from clearhead.train.finished_model import compare_with_baseline

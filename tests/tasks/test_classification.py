@@ -19,13 +19,12 @@ from clearhead.explore import Scene
 from clearhead.lens import Record
 from clearhead.predictor import Predictor
 from clearhead.tasks.classification.classification_task import TASK
-from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer
-from clearhead.tasks.classification.classifier_examples import TextExamples, hide_tokens
-from clearhead.tasks.classification.classifier_objective import ClassifierObjective
+from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, LabelPrediction
+from clearhead.tasks.classification.classifier_objective import ClassifierObjective, hide_tokens
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
 from clearhead.tasks.classification.classifier_settings import LabelOptions
-from clearhead.tasks.classification.label_prediction import LabelPrediction
 from clearhead.tasks.metrics import label_scores
+from clearhead.tasks.processor import TextExamples
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import run_training

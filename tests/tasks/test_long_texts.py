@@ -9,7 +9,7 @@ from clearhead.model import Encoder, ModelConfig
 from clearhead.tasks import TASKS, segmentation, text_windows
 from clearhead.tasks.answerer import AnyAnswerer
 from clearhead.tasks.answers.answer_settings import AnswerOptions
-from clearhead.tasks.answers.index_actions import run_action
+from clearhead.tasks.answers.index_actions import read_pairs
 from clearhead.tasks.classification.classifier_settings import LabelOptions
 from clearhead.tasks.pretraining import mask_filling
 from clearhead.tasks.segmentation import join_texts
@@ -113,16 +113,13 @@ def test_a_model_whose_tokens_see_their_neighbours_reads_any_number_at_once():
         assert text_windows.window_size(recipe.kind.processor.make_config(recipe, vocabulary=300)) > 10**9
 
 
-def test_a_question_that_would_be_cut_is_not_added(tmp_path):
-    def add(*pair: str) -> None:
-        run_action("add", tmp_path, pair, encode=list, read=list, towers=True, as_json=False)
-
+def test_a_question_that_would_be_cut_is_not_added():
     with pytest.raises(
         DataError, match=r"the question has 1,000,000 characters, more than 100,000; .*nothing was added"
     ):
-        add(MILLION[0], "b")
+        read_pairs([MILLION[0], "b"])
     with pytest.raises(DataError, match="the answer has 100,001 characters"):
-        add("b", "a" * 100_001)
+        read_pairs(["b", "a" * 100_001])
 
 
 def test_a_text_with_masks_is_refused_beyond_what_is_read_at_once():

@@ -6,7 +6,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +25,7 @@ class Bias(ABC):
     """Numbers added to the scores; each kind holds one tensor, `parameter`, which may need a gradient."""
 
     parameter: Numbers
+    head_axis: ClassVar[int]  # of the parameter
     offset: int | None = None
     batch: int = 1
 
@@ -114,16 +115,18 @@ class Bias(ABC):
     def replace(self, parameter: Numbers) -> Bias:
         """The same bias with another tensor in it."""
 
-    @abstractmethod
-    def of_heads(self, heads: slice) -> Bias:
-        """The same bias for some of the heads."""
+    def of_heads(self, heads: slice | Tensor) -> Bias:
+        """The same bias for these heads; `heads` may be a tensor of numbers."""
+        if self.heads == 1:
+            return self
+        return self.replace(self.parameter[(slice(None),) * self.head_axis + (heads,)])
 
     def to(self, device: Any) -> Bias:
         return self.replace(self.parameter.to(device))
 
     @property
-    @abstractmethod
-    def heads(self) -> int: ...
+    def heads(self) -> int:
+        return self.parameter.shape[self.head_axis]
 
     def add_gradient(self, total: Numbers, of_tile: Tile, rows: slice, columns: slice, queries: int, keys: int) -> None:
         """Adds the gradient of `parameter` that follows from a tile's gradient to `total`."""
@@ -143,6 +146,8 @@ class Bias(ABC):
 
 
 class Alibi(Bias):
+    head_axis = 0
+
     def __init__(self, slopes: Float[Tensor, " heads"], offset: int | None) -> None:
         self.parameter, self.offset = slopes, offset
 
@@ -152,13 +157,6 @@ class Alibi(Bias):
     def replace(self, parameter: Numbers) -> Bias:
         return Alibi(parameter, self.offset)
 
-    def of_heads(self, heads: slice) -> Bias:
-        return self.replace(self.parameter[heads]) if self.heads > 1 else self
-
-    @property
-    def heads(self) -> int:
-        return self.parameter.shape[0]
-
     def state(self) -> State:
         return {"kind": "alibi", "slopes": self.parameter, "offset": self.offset}
 
@@ -167,6 +165,8 @@ class Alibi(Bias):
 
 
 class Relative(Bias):
+    head_axis = 1
+
     def __init__(self, table: Float[Tensor, "buckets heads"], buckets: Buckets, offset: int | None) -> None:
         self.parameter, self.buckets, self.offset = table, buckets, offset
 
@@ -175,13 +175,6 @@ class Relative(Bias):
 
     def replace(self, parameter: Numbers) -> Bias:
         return Relative(parameter, self.buckets, self.offset)
-
-    def of_heads(self, heads: slice) -> Bias:
-        return self.replace(self.parameter[:, heads]) if self.heads > 1 else self
-
-    @property
-    def heads(self) -> int:
-        return self.parameter.shape[1]
 
     def state(self) -> State | None:
         buckets = self.buckets
@@ -196,6 +189,8 @@ class Relative(Bias):
 
 class Dense(Bias):
     """A dense bias: a tensor with four axes, any of which may be 1."""
+
+    head_axis = 1
 
     def __init__(self, tensor: Numbers) -> None:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
@@ -218,13 +213,6 @@ class Dense(Bias):
 
     def replace(self, parameter: Numbers) -> Bias:
         return Dense(parameter)
-
-    def of_heads(self, heads: slice) -> Bias:
-        return self.replace(self.parameter[:, heads]) if self.heads > 1 else self
-
-    @property
-    def heads(self) -> int:
-        return self.parameter.shape[1]
 
     def add_gradient(self, total: Numbers, of_tile: Tile, rows: slice, columns: slice, queries: int, keys: int) -> None:
         part = total[self._cut(rows, columns)]
@@ -264,6 +252,7 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
     return torch.tensor(slopes)
 
 
+# Both are partial functions, not closures: these can be pickled, and so can a model that holds one.
 def clipped_distance(furthest: int) -> Buckets:
     """One bucket a distance, everything beyond `furthest` in the last one (Shaw 2018)."""
     return functools.partial(_clipped, furthest=furthest)
@@ -278,7 +267,6 @@ def t5_buckets(count: int = 32, furthest: int = 128, *, both_ways: bool = True) 
     return functools.partial(_t5, count=count, furthest=furthest, both_ways=both_ways)
 
 
-# Partial functions, not closures: these can be pickled, and so can a model that holds one.
 def _clipped(distance: Tensor, furthest: int) -> Tensor:
     return distance.clamp(-furthest, furthest) + furthest
 

@@ -175,9 +175,3 @@ class KeyValueCache:
         new._buffers = {owner: copy.deepcopy(buffer, memo) for owner, buffer in self._buffers.items()}
         new._fixed = {owner: copy.deepcopy(pair, memo) for owner, pair in self._fixed.items()}
         return new
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __bool__(self) -> bool:
-        return True  # an empty cache is still a cache

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-LEVELS = 2**16  # probabilities are rounded to a 65,536th
+PROBABILITY_STEPS = 2**16  # probabilities are rounded to a 65,536th
 
 
 def draw_keep_mask(
@@ -19,13 +19,13 @@ def draw_keep_mask(
     >>> bool(keep.all()), factor
     (True, 1.0)
     """
-    dropped_levels = min(round(dropped * LEVELS), LEVELS - 1)
-    factor = LEVELS / (LEVELS - dropped_levels)
+    dropped_levels = min(round(dropped * PROBABILITY_STEPS), PROBABILITY_STEPS - 1)
+    factor = PROBABILITY_STEPS / (PROBABILITY_STEPS - dropped_levels)
     if like.device.type != "cpu":
         return torch.empty_like(like, dtype=torch.bool).bernoulli_(1 / factor, generator=generator), factor
     count = like.numel()
     numbers = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
-    return numbers.view(torch.int16)[:count].view(like.shape) >= dropped_levels - LEVELS // 2, factor
+    return numbers.view(torch.int16)[:count].view(like.shape) >= dropped_levels - PROBABILITY_STEPS // 2, factor
 
 
 class Dropout(nn.Module):
@@ -42,6 +42,3 @@ class Dropout(nn.Module):
             return F.dropout(x, self.dropped)
         keep, factor = draw_keep_mask(x, self.dropped)
         return x * keep * factor
-
-    def extra_repr(self) -> str:
-        return str(self.dropped)

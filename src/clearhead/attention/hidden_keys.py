@@ -34,14 +34,11 @@ class HiddenKeys:
             if isinstance(position, int):
                 if end + position < 0:
                     raise LensError(f"there is no token {position} of {self.text!r}, which has {end}")
-                hidden = hidden | (places == end + position)
-                continue
-            start, stop, step = position.start or 0, position.stop, position.step or 1
-            start = max(0, end + start) if start < 0 else start
-            hides = (places >= start) & ((places - start) % step == 0)
-            if stop is not None:
-                hides = hides & (places < (max(0, end + stop) if stop < 0 else stop))
-            hidden = hidden | hides
+                position = slice(end + position, end + position + 1)
+            edges = (position.start or 0, position.stop)
+            start, stop = (edge if edge is None or edge >= 0 else max(0, end + edge) for edge in edges)
+            hides = (places >= start) & ((places - start) % (position.step or 1) == 0)
+            hidden = hidden | (hides if stop is None else hides & (places < stop))
         return hidden
 
 

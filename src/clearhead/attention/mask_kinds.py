@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from clearhead.errors import MaskError, ShapeError
 
 class Band(Mask):
     """Causal masks and windows: keys from `left` before to `right` after the query's position."""
+
+    kind, fields = "band", {"left": "left", "right": "right", "offset": "offset"}
 
     def __init__(self, left: int | None, right: int | None, offset: int | None) -> None:
         self.left, self.right, self.offset = left, right, offset
@@ -51,9 +54,6 @@ class Band(Mask):
             seen = seen & (most <= self.right)
         return seen
 
-    def state(self) -> State:
-        return {"kind": "band", "left": self.left, "right": self.right, "offset": self.offset}
-
     def __repr__(self) -> str:
         offset = "" if self.offset is None else f"offset={self.offset}"
         if self.left is None and self.right == 0:
@@ -62,42 +62,13 @@ class Band(Mask):
         return f"Mask.window({', '.join(part for part in (str(self.left), right, offset) if part)})"
 
 
-class Prefix(Mask):
+class _ByLength(Mask):
+    """Real tokens are visible: by default the first `lengths` keys, to all queries."""
+
+    side, hide_queries = "right", False
+
     def __init__(self, lengths: Int[Tensor, " batch"]) -> None:
         self.lengths = lengths
-        self.batch = len(lengths) if len(lengths) > 1 else None
-
-    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
-        return j < _select_sample(self.lengths, b)
-
-    def visible_keys(self, keys: int) -> Bool[Tensor, "batch 1 1 keys"]:
-        """The keys that are visible to every query."""
-        return torch.arange(keys, device=self.lengths.device) < self.lengths.view(-1, 1, 1, 1)
-
-    def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        c0, c1 = _block_edges(keys, columns, device)
-        lengths = self.lengths[:, None, None, None]
-        return c0 < lengths, c1 <= lengths
-
-    def of_keys(self) -> Mask | None:
-        return self
-
-    def tensors(self) -> list[AnyTensor]:
-        return [self.lengths]
-
-    def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
-        return Prefix(change(self.lengths))
-
-    def state(self) -> State:
-        return {"kind": "prefix", "lengths": self.lengths}
-
-    def __repr__(self) -> str:
-        return f"Mask.prefix({_format_tensor(self.lengths)})"
-
-
-class Padding(Mask):
-    def __init__(self, lengths: Int[Tensor, " batch"], side: str, hide_queries: bool) -> None:
-        self.lengths, self.side, self.hide_queries = lengths, side, hide_queries
         self.batch = len(lengths) if len(lengths) > 1 else None
 
     def _real(self, lengths: Tensor, position: Tensor, keys: int) -> Tensor:
@@ -113,17 +84,11 @@ class Padding(Mask):
         """The keys that are visible to every query."""
         return self._real(self.lengths.view(-1, 1, 1, 1), torch.arange(keys, device=self.lengths.device), keys)
 
-    def real_queries(self, queries: int, keys: int) -> Bool[Tensor, "batch 1 queries 1"]:
-        """The queries that are no padding."""
-        position = torch.arange(keys - queries, keys, device=self.lengths.device).view(-1, 1)
-        return self._real(self.lengths.view(-1, 1, 1, 1), position, keys)
-
     def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        c0, c1 = _block_edges(keys, columns, device)
-        any_real, all_real = self._real_blocks(c0, c1, keys)
+        any_real, all_real = self._real_blocks(*_block_edges(keys, columns, device), keys)
         if self.hide_queries:
-            r0, r1 = (edge + keys - queries for edge in _block_edges(queries, rows, device))
-            any_row, all_rows = self._real_blocks(r0, r1, keys)
+            first, end = (edge + keys - queries for edge in _block_edges(queries, rows, device))
+            any_row, all_rows = self._real_blocks(first, end, keys)
             any_real, all_real = any_real & any_row.transpose(2, 3), all_real & all_rows.transpose(2, 3)
         return any_real, all_real
 
@@ -133,20 +98,31 @@ class Padding(Mask):
             return first < lengths, end <= lengths
         return end > keys - lengths, first >= keys - lengths
 
-    def hiding_queries(self, hide: bool) -> Mask:
-        return Padding(self.lengths, self.side, hide)
-
     def of_keys(self) -> Mask | None:
         return self.hiding_queries(False)
 
-    def tensors(self) -> list[AnyTensor]:
-        return [self.lengths]
 
-    def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
-        return Padding(change(self.lengths), self.side, self.hide_queries)
+class Prefix(_ByLength):
+    kind, fields = "prefix", {"lengths": "lengths"}
 
-    def state(self) -> State:
-        return {"kind": "padding", "lengths": self.lengths, "side": self.side, "queries": self.hide_queries}
+    def __repr__(self) -> str:
+        return f"Mask.prefix({_format_tensor(self.lengths)})"
+
+
+class Padding(_ByLength):
+    kind, fields = "padding", {"lengths": "lengths", "side": "side", "queries": "hide_queries"}
+
+    def __init__(self, lengths: Int[Tensor, " batch"], side: str, hide_queries: bool) -> None:
+        super().__init__(lengths)
+        self.side, self.hide_queries = side, hide_queries
+
+    def real_queries(self, queries: int, keys: int) -> Bool[Tensor, "batch 1 queries 1"]:
+        """The queries that are no padding."""
+        position = torch.arange(keys - queries, keys, device=self.lengths.device).view(-1, 1)
+        return self._real(self.lengths.view(-1, 1, 1, 1), position, keys)
+
+    def hiding_queries(self, hide: bool) -> Mask:
+        return Padding(self.lengths, self.side, hide)
 
     def __repr__(self) -> str:
         side = "" if self.side == "right" else f", side={self.side!r}"
@@ -154,6 +130,8 @@ class Padding(Mask):
 
 
 class Documents(Mask):
+    kind, fields = "documents", {"ids": "ids", "query_ids": "query_ids"}
+
     def __init__(self, ids: Int[Tensor, "#batch keys"], query_ids: Int[Tensor, "#batch queries"] | None) -> None:
         self.ids, self.query_ids = ids, query_ids
         self.keys = ids.shape[1]
@@ -181,21 +159,14 @@ class Documents(Mask):
         low_q, high_q = (t[:, None, :, None] for t in _find_extremes(self.of_queries(queries), rows))
         return (low_q <= high_k) & (low_k <= high_q), (low_q == high_k) & (low_k == high_q)
 
-    def tensors(self) -> list[AnyTensor]:
-        return [self.ids] if self.query_ids is None else [self.ids, self.query_ids]
-
-    def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
-        return Documents(change(self.ids), None if self.query_ids is None else change(self.query_ids))
-
-    def state(self) -> State:
-        return {"kind": "documents", "ids": self.ids, "query_ids": self.query_ids}
-
     def __repr__(self) -> str:
         return f"Mask.documents({_format_tensor(self.ids)})"
 
 
 class Dense(Mask):
     """A mask given as a boolean tensor."""
+
+    kind, fields = "visible", {"tensor": "seen"}
 
     def __init__(self, seen: Bool[Tensor, "b h q k"]) -> None:
         self.seen = seen
@@ -225,26 +196,23 @@ class Dense(Mask):
         any_hidden = _reduce_blocks(_reduce_blocks(~self.seen, rows, 2), columns, 3)
         return any_visible, ~any_hidden
 
-    def tensors(self) -> list[AnyTensor]:
-        return [self.seen]
-
-    def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
-        return Dense(change(self.seen))
-
-    def state(self) -> State:
-        return {"kind": "visible", "tensor": self.seen}
-
     def __repr__(self) -> str:
         return f"Mask.visible({'×'.join(map(str, self.seen.shape))} booleans)"
 
 
 class _Several(Mask):
-    kind = sign = ""
+    """Masks that must all agree, or any of them: `combine` joins two."""
+
+    sign = ""
 
     def __init__(self, masks: tuple[Mask, ...]) -> None:
         self.masks = masks
         self.batch, self.heads = self._common("batch"), self._common("heads")
         self.queries, self.keys = self._common("queries"), self._common("keys")
+
+    @staticmethod
+    @abstractmethod
+    def combine(first: Any, second: Any) -> Any: ...
 
     def _common(self, name: str) -> int | None:
         common: int | None = None
@@ -254,6 +222,27 @@ class _Several(Mask):
                 raise ShapeError(f"masks for {common} and {size} {name} do not combine: {self!r}")
             common = size if common is None else common
         return common
+
+    # Loops, not comprehensions: in these torch.compile takes sizes for constants.
+    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
+        seen = self.masks[0].at(b, h, i, j, queries, keys)
+        for mask in self.masks[1:]:
+            seen = self.combine(seen, mask.at(b, h, i, j, queries, keys))
+        return seen
+
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tile:
+        device = self.device if device is None else device
+        seen = self.masks[0].tile(rows, columns, queries, keys, device)
+        for mask in self.masks[1:]:
+            seen = self.combine(seen, mask.tile(rows, columns, queries, keys, device))
+        return seen
+
+    def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
+        any_visible, all_visible = self.masks[0].blocks(queries, keys, rows, columns, device)
+        for mask in self.masks[1:]:
+            blocks = mask.blocks(queries, keys, rows, columns, device)
+            any_visible, all_visible = self.combine(any_visible, blocks[0]), self.combine(all_visible, blocks[1])
+        return any_visible, all_visible
 
     def tensors(self) -> list[AnyTensor]:
         return [tensor for mask in self.masks for tensor in mask.tensors()]
@@ -272,6 +261,10 @@ class _Several(Mask):
 class Both(_Several):
     kind, sign = "both", "&"
 
+    @staticmethod
+    def combine(first: Any, second: Any) -> Any:
+        return first & second
+
     def parts(self) -> tuple[Mask, ...]:
         return self.masks
 
@@ -282,42 +275,13 @@ class Both(_Several):
         masks = tuple(part for mask in self.masks if (part := mask.of_keys()) is not None)
         return Both(masks) if masks else None
 
-    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
-        seen = self.masks[0].at(b, h, i, j, queries, keys)
-        for mask in self.masks[1:]:
-            seen = seen & mask.at(b, h, i, j, queries, keys)
-        return seen
-
-    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tile:
-        device = self.device if device is None else device
-        seen = self.masks[0].tile(rows, columns, queries, keys, device)
-        for mask in self.masks[1:]:
-            seen = seen & mask.tile(rows, columns, queries, keys, device)
-        return seen
-
-    def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        any_visible, all_visible = self.masks[0].blocks(queries, keys, rows, columns, device)
-        for mask in self.masks[1:]:
-            blocks = mask.blocks(queries, keys, rows, columns, device)
-            any_visible, all_visible = any_visible & blocks[0], all_visible & blocks[1]
-        return any_visible, all_visible
-
 
 class Either(_Several):
     kind, sign = "either", "|"
 
-    def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Cells:
-        first, second = (mask.at(b, h, i, j, queries, keys) for mask in self.masks)
+    @staticmethod
+    def combine(first: Any, second: Any) -> Any:
         return first | second
-
-    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: Any = None) -> Tile:
-        device = self.device if device is None else device
-        first, second = (mask.tile(rows, columns, queries, keys, device) for mask in self.masks)
-        return first | second
-
-    def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        first, second = (mask.blocks(queries, keys, rows, columns, device) for mask in self.masks)
-        return first[0] | second[0], first[1] | second[1]
 
 
 def build_mask(state: Mapping[str, Any], depth: int = 0) -> Mask:
@@ -336,7 +300,7 @@ def build_mask(state: Mapping[str, Any], depth: int = 0) -> Mask:
         return Mask.visible(state["tensor"])
     if kind in ("both", "either") and depth < 8:  # a file may claim any depth
         masks = tuple(build_mask(part, depth + 1) for part in state["masks"])
-        if len(masks) == 2 or (kind == "both" and len(masks) > 2):
+        if len(masks) > 1:
             return Both(masks) if kind == "both" else Either(masks)
     raise MaskError(f"cannot restore a mask from the saved state {state!r:.80}")
 

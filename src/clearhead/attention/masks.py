@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -26,7 +26,7 @@ Tile = Bool[Tensor, "batch heads rows columns"]  # with 1 where nothing differs
 Blocks = tuple[Bool[Tensor, "_ _ _ _"], Bool[Tensor, "_ _ _ _"]]
 AnyTensor = Shaped[Tensor, "..."]
 State = dict[str, Any]  # plain values and tensors, by the name of the field; "kind" says what it describes
-LARGEST = 2**40  # in a state: no sequence has more tokens
+MAX_TOKENS = 2**40  # in a state: no sequence is longer
 
 
 class Mask(ABC):
@@ -40,6 +40,9 @@ class Mask(ABC):
     (the first of 2 samples)
     """
 
+    kind: ClassVar[str] = ""  # in a state; empty for a class of your own
+    # The name in a state of each argument of the constructor, in order, and that of the attribute which holds it.
+    fields: ClassVar[Mapping[str, str]] = {}
     # The sizes that the mask was made for; None where any size fits.
     batch: int | None = None
     heads: int | None = None
@@ -160,11 +163,13 @@ class Mask(ABC):
         """
 
     def tensors(self) -> list[AnyTensor]:
-        return []
+        values = [getattr(self, name) for name in self.fields.values()]
+        return [value for value in values if isinstance(value, Tensor)]
 
     def map(self, change: Callable[[AnyTensor], AnyTensor]) -> Mask:
         """The same mask with every tensor in it replaced by `change(tensor)`."""
-        return self
+        values = [getattr(self, name) for name in self.fields.values()]
+        return type(self)(*[change(value) if isinstance(value, Tensor) else value for value in values])
 
     def state(self) -> State | None:
         """The mask as plain values and tensors, for a file or a compiled graph; None for a class of your own.
@@ -172,7 +177,8 @@ class Mask(ABC):
         >>> Mask.window(3).state()
         {'kind': 'band', 'left': 3, 'right': 0, 'offset': None}
         """
-        return None
+        values = {key: getattr(self, name) for key, name in self.fields.items()}
+        return {"kind": self.kind, **values} if self.kind else None
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Mask:
@@ -316,7 +322,7 @@ def as_mask(value: object) -> Mask:
 def read_integer(state: Mapping[str, Any], name: str) -> int | None:
     """An integer of a state, or None; raises MaskError for anything else."""
     value = state[name]
-    if value is not None and (type(value) is not int or abs(value) > LARGEST):
+    if value is not None and (type(value) is not int or abs(value) > MAX_TOKENS):
         raise MaskError(f"{name} must be a whole number or None, got {value!r:.60}")
     return value
 

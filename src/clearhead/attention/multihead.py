@@ -77,7 +77,11 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
-        _check_sizes(width, heads, kv_heads, head_dim, temperature)
+        _check_sizes(width, heads, kv_heads, head_dim)
+        if temperature not in ("fixed", "learned"):
+            raise ConfigError(f"temperature is 'fixed' or 'learned', not {temperature!r}")
+        if not 0 <= dropout < 1:
+            raise ConfigError(f"dropout must be at least 0 and less than 1, got {dropout}")
         self.width, self.heads, self.kv_heads, self.dropout = width, heads, kv_heads, dropout
         self.head_dim = width // heads if head_dim is None else head_dim
         self.value_head_dim = self.head_dim if value_head_dim is None else value_head_dim
@@ -89,8 +93,6 @@ class MultiHeadAttention(nn.Module):
             raise ConfigError(
                 f"positions are for {positions.bias().heads} heads, but the attention has {heads}; make both equal"
             )
-        if not 0 <= dropout < 1:
-            raise ConfigError(f"dropout must be at least 0 and less than 1, got {dropout}")
         if isinstance(positions, Rotary) and positions.head_dim != self.head_dim:
             raise ConfigError(f"rotary positions need head_dim {positions.head_dim}, the attention has {self.head_dim}")
         q, kv = heads * self.head_dim, kv_heads * (self.head_dim + self.value_head_dim)
@@ -120,13 +122,14 @@ class MultiHeadAttention(nn.Module):
         if self.strength is not None:
             nn.init.ones_(self.strength)
 
-    def projections(self) -> tuple[Float[Tensor, "_ _"], ...]:
-        """The weights of q, k, v and out, as views of what is stored."""
+    def projections(self, kind: str = "weight") -> tuple[Float[Tensor, "..."], ...]:
+        """The weights (or the parameters of another `kind`: biases) of q, k, v and out, as views of what is stored."""
         keys = self.kv_heads * self.head_dim
         sizes = [self.heads * self.head_dim, keys, self.kv_heads * self.value_head_dim]
+        out = getattr(self.to_out, kind)
         if self.context_width is None:
-            return (*self.to_qkv.weight.split(sizes), self.to_out.weight)
-        return (self.to_q.weight, *self.to_kv.weight.split(sizes[1:]), self.to_out.weight)
+            return (*getattr(self.to_qkv, kind).split(sizes), out)
+        return (getattr(self.to_q, kind), *getattr(self.to_kv, kind).split(sizes[1:]), out)
 
     def forward(
         self,
@@ -293,28 +296,17 @@ def effective_weight(linear: nn.Linear) -> Float[Tensor, "outputs inputs"]:
 
 def _copy_torch(ours: MultiHeadAttention, theirs: nn.MultiheadAttention, *, back: bool) -> None:
     """Copies weights from theirs to ours, or back."""
-    width = theirs.embed_dim
-    pairs: list[tuple[Tensor | None, Tensor | None]]
-    if ours.context_width is None:
-        pairs = [(ours.to_qkv.weight, theirs.in_proj_weight), (ours.to_qkv.bias, theirs.in_proj_bias)]
-    elif theirs._qkv_same_embed_dim:
-        weight, bias = theirs.in_proj_weight, theirs.in_proj_bias
-        pairs = [(ours.to_q.weight, weight[:width]), (ours.to_kv.weight, weight[width:])]
-        if bias is not None:
-            pairs += [(ours.to_q.bias, bias[:width]), (ours.to_kv.bias, bias[width:])]
-    else:
-        k, v = ours.to_kv.weight.chunk(2)
-        pairs = [(ours.to_q.weight, theirs.q_proj_weight), (k, theirs.k_proj_weight), (v, theirs.v_proj_weight)]
-        if theirs.in_proj_bias is not None:
-            bias = theirs.in_proj_bias
-            pairs += [(ours.to_q.bias, bias[:width]), (ours.to_kv.bias, bias[width:])]
-    pairs += [(ours.to_out.weight, theirs.out_proj.weight), (ours.to_out.bias, theirs.out_proj.bias)]
+    separate = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
+    weights = theirs.in_proj_weight.chunk(3) if theirs._qkv_same_embed_dim else separate
+    pairs = list(zip(ours.projections(), [*weights, theirs.out_proj.weight], strict=True))
+    if theirs.in_proj_bias is not None:
+        biases = [*theirs.in_proj_bias.chunk(3), theirs.out_proj.bias]
+        pairs += zip(ours.projections("bias"), biases, strict=True)
     for mine, other in pairs:
-        if mine is not None and other is not None:
-            (other if back else mine).copy_(mine if back else other)
+        (other if back else mine).copy_(mine if back else other)
 
 
-def _check_sizes(width: int, heads: int, kv_heads: int, head_dim: int | None, temperature: str) -> None:
+def _check_sizes(width: int, heads: int, kv_heads: int, head_dim: int | None) -> None:
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ConfigError(
             f"{heads} query heads cannot share {kv_heads} key heads evenly; make heads a multiple of kv_heads"
@@ -323,5 +315,3 @@ def _check_sizes(width: int, heads: int, kv_heads: int, head_dim: int | None, te
         raise ConfigError(
             f"a width of {width} does not split into {heads} heads; choose heads that divide it, or give head_dim"
         )
-    if temperature not in ("fixed", "learned"):
-        raise ConfigError(f"temperature is 'fixed' or 'learned', not {temperature!r}")

@@ -169,10 +169,10 @@ class Relative(nn.Module):
         return Bias.relative(self.table, self.bucket)
 
 
-SCALINGS: dict[str, set[str]] = {
-    "none": set(),
-    "linear": {"factor"},
-    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+SCALINGS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 
 
@@ -180,7 +180,7 @@ def _check_scaling(scaling: dict[str, float | str]) -> None:
     kind, keys = str(scaling["type"]), set(scaling) - {"type"}
     if kind not in SCALINGS:
         raise ConfigError(f"unknown rotary scaling {kind!r}; {suggest_name(kind, SCALINGS)}")
-    if keys != SCALINGS[kind]:
+    if keys != set(SCALINGS[kind]):
         wanted, got = (", ".join(sorted(names)) or "nothing" for names in (SCALINGS[kind], keys))
         raise ConfigError(f"rotary scaling {kind!r} needs {wanted}, got {got}")
     if any(not 0 < float(scaling[name]) < math.inf for name in keys):

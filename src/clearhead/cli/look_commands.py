@@ -52,7 +52,7 @@ def look(
     if out is None and (heads or part is not None or without):
         raise ConfigError("--heads, --part and --without are for --out: the server's page has all of them")
     import_torch(threads)
-    from clearhead.explore import subjects
+    from clearhead.explore import open_record, subjects
     from clearhead.explore.page_file import check_page_path
 
     if out is not None:
@@ -66,7 +66,7 @@ def look(
         if show:
             _open_browser(written.resolve().as_uri())
         return
-    with subjects.serve_subject(opened, port=port) as server:
+    with open_record(opened.record, title=opened.title, live=opened.live, port=port, browser=False) as server:
         print_output(server.url)
         flush_output()
         print_message("open this address in a browser on this machine; Ctrl-C ends it")
@@ -85,10 +85,6 @@ def figures(
         list[str] | None,
         typer.Option(metavar="NAME:0,3", help="Draw these heads large, not those chosen automatically."),
     ] = None,
-    rows: Annotated[
-        str | None,
-        typer.Option(metavar="written|read", help="Label decoder rows by output or by input tokens."),
-    ] = None,
     answer: Answer = None,
     lesson: Annotated[
         bool, typer.Option("--lesson", help="Draw teaching figures: softmax saturation, positions, cost.")
@@ -103,10 +99,9 @@ def figures(
     if lesson == (subject is not None):
         raise ConfigError("give a MODEL and an INPUT, or a RECORD, or --lesson for figures that need none of them")
     import_torch(threads)
-    from clearhead.explore.figures import figure_set, record_names
+    from clearhead.explore.figures import figure_set
 
     figure_set.check_figure_folder(out, kind)
-    record_names.check_row_naming(rows)
     if lesson:
         planned = figure_set.list_lesson_figures()
     else:
@@ -117,7 +112,7 @@ def figures(
         )
         for note in dict.fromkeys(note for call in opened.record.calls for note in call.about.notes or []):
             print_message(note)
-        planned = figure_set.list_record_figures(opened.record, heads or [], name=opened.title, when=rows)
+        planned = figure_set.list_record_figures(opened.record, heads or [], name=opened.title)
     for path, description in figure_set.write_figures(planned, out, kind, dark=dark):
         print_output(f"{escape_control(str(path), keep='')}\t{description}")
         flush_output()

@@ -142,17 +142,19 @@ class AttentionMap:
 
     def compute_weights(self, head: int) -> Float[Tensor, "queries keys"]:
         """All weights at once, for short texts; −0.0 where the mask hides the key."""
-        if self.sight.kept is None:
-            return self._read_map(head)
-        return self._sum_exact(head, *self._all_positions(), (1, 1)).sums
+        return self._read_weights(head, *self._all_positions())
+
+    def _read_weights(self, head: int, queries: range, keys: range) -> Float[Tensor, "queries keys"]:
+        """The weights of these queries and keys, where every single weight is available; fast at any length."""
+        if self.sight.kept is not None:
+            return self._sum_exact(head, queries, keys, (1, 1)).sums
+        first = self.first[0]
+        return self._read_map(head)[queries.start - first : queries.stop - first, keys.start : keys.stop]
 
     def compute_row(self, head: int, query: int) -> WeightLine:
         """The weights of the query at this position; if they were not kept, its top keys alone."""
-        if self.sight.kept is not None:  # fast at any length
-            weights = self._sum_exact(head, range(query, query + 1), range(self.counts[1]), (1, 1)).sums[0]
-            return WeightLine(weights, _find_largest(weights, 0))
         if self.exact:
-            weights = self._read_map(head)[query - self.first[0]]
+            weights = self._read_weights(head, range(query, query + 1), range(self.counts[1]))[0]
             return WeightLine(weights, _find_largest(weights, 0))
         measured = (self.sight.queries == query).nonzero()
         if not len(measured):
@@ -163,12 +165,9 @@ class AttentionMap:
 
     def compute_column(self, head: int, key: int) -> WeightLine:
         """The weights that all queries give to the key at this position."""
-        if self.sight.kept is not None:
-            weights = self._sum_exact(head, self._all_positions()[0], range(key, key + 1), (1, 1)).sums[:, 0]
-        elif self.exact:
-            weights = self._read_map(head)[:, key]
-        else:
+        if not self.exact:
             return WeightLine(None, [])
+        weights = self._read_weights(head, self._all_positions()[0], range(key, key + 1))[:, 0]
         return WeightLine(weights, _find_largest(weights, self.first[0]))
 
     def compute_received(self, head: int) -> Float[Tensor, " keys"]:
@@ -271,12 +270,7 @@ def _mark_hidden(
 
 
 def _share_cells(count: int, cells: int) -> Float[Tensor, "cells pixels"]:
-    """Which share of each of `count` pixels lies in each of `cells` cells of equal size.
-
-    >>> _share_cells(3, 2)
-    tensor([[1.0000, 0.5000, 0.0000],
-            [0.0000, 0.5000, 1.0000]])
-    """
+    """Which share of each of `count` pixels lies in each of `cells` cells of equal size."""
     edges, pixels = torch.linspace(0, count, cells + 1, dtype=torch.double), torch.arange(count)
     ends = torch.minimum(edges[1:, None], pixels + 1)
     return (ends - torch.maximum(edges[:-1, None], pixels)).clamp(min=0).float()

@@ -21,7 +21,7 @@ from clearhead.lens.record.attention_views import Forward
 from clearhead.lens.record.call_metadata import AnswerChange, CallMetadata
 from clearhead.model.inference_view import inference_view
 from clearhead.predictor import Predictor, describe_answer, look_at_traces, look_through
-from clearhead.tasks.media import PictureInput, SoundInput, media_from_json
+from clearhead.tasks.media import media_from_json
 from clearhead.tasks.settings import Options, option_names, validate
 from clearhead.tasks.trace import AnswerPart, ContinuableTracer, Trace, Tracer
 
@@ -64,11 +64,6 @@ class LiveModel:
     def input_kind(self) -> str:
         """What it takes: "text", "picture" or "sound"."""
         return self.tracer.inputs.kind
-
-    @property
-    def samples(self) -> bool:
-        """Whether the model draws its tokens at random, so that a small change can lead to quite another text."""
-        return isinstance(self.tracer, ContinuableTracer) and self.tracer.samples(self.options)
 
     @property
     def can_continue(self) -> bool:
@@ -121,11 +116,11 @@ class LiveModel:
         return self._ablate(record, [call], heads, hidden or {})[0]
 
     def answer_without_each(
-        self, record: Record, calls: Sequence[int], progress: Callable[[], None]
+        self, record: Record, calls: Sequence[int], progress: Callable[[int], None]
     ) -> list[dict[str, dict[str, AnswerChange]]]:
         """The same for every single head, by attention and head number, for each of these calls of one text.
 
-        The model answers once for each head; `progress` is called after each.
+        The model answers once for each head; `progress(1)` is called after each.
         """
         first = record.calls[calls[0]]
         answers: list[dict[str, dict[str, AnswerChange]]] = [{name: {} for name in first.names} for _ in calls]
@@ -133,7 +128,7 @@ class LiveModel:
             for head in first[name].heads:
                 for answers_of_call, answer in zip(answers, self._ablate(record, calls, {name: [head]}), strict=True):
                     answers_of_call[name][str(head)] = answer
-                progress()
+                progress(1)
         return answers
 
     def _ablate(
@@ -153,9 +148,10 @@ class LiveModel:
         ):
             again = [_repeat(tracer, call) for call in calls]
             texts = _answer_again(tracer, calls, numbers, self.options)
-        return [_compare_answers(*answers, self.samples) for answers in zip(calls, again, texts, strict=True)]
+        sampled = isinstance(tracer, ContinuableTracer) and tracer.samples(self.options)
+        return [_compare_answers(*answers, sampled) for answers in zip(calls, again, texts, strict=True)]
 
-    def _choose_lane(self, record: Record) -> ModelLane[Tracer]:
+    def _choose_lane(self, record: Record) -> ModelLane:
         tokens = sum(ids.shape[1] for call in record.calls for ids in call.ids.values())
         return self.long if tokens > LONG_RECORD else self.short
 
@@ -243,8 +239,9 @@ def _answer_again(
         ]
     if not any(call.about.text and not call.about.given for call in calls):
         return [None] * len(calls)
-    media = _restore_media(calls[0])
-    answers = tracer.traces(calls[0].about.input if media is None else media, answer=None, options=options)
+    first = _restore_trace(calls[0])
+    model_input = calls[0].about.input if first.media is None else first.media
+    answers = tracer.traces(model_input, answer=None, options=options)
     return [answers[number].text for number in numbers]
 
 
@@ -288,11 +285,7 @@ def _restore_trace(call: Forward) -> Trace:
         notes=about.notes or [],
         surfaces=about.surfaces or {},
         parts=[AnswerPart(*part) for part in about.parts or []],
-        media=_restore_media(call),
+        media=None if about.media is None else media_from_json(about.media),
         prompt=about.prompt or 0,
         forced=about.forced or 0,
     )
-
-
-def _restore_media(call: Forward) -> PictureInput | SoundInput | None:
-    return None if call.about.media is None else media_from_json(call.about.media)

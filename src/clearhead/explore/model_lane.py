@@ -10,35 +10,34 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from clearhead.errors import LensError
+from clearhead.tasks.trace import Tracer
 
-ModelT = TypeVar("ModelT")
 CHECK_INTERVAL = 0.05  # seconds between two checks whether the page of a request has left
 FREE_DELAY = 1.0  # seconds after which requests that are being answered no longer hold tensors of the text before
 
 
-class ModelLane(Generic[ModelT]):
+class ModelLane:
     """A queue for one model. A waiting request, or one under way, raises LensError once its page has left.
 
-    What runs is a model, or an object that runs one, such as its tracer. With `frees_memory`, what a request used is
-    returned to the system after it.
+    With `frees_memory`, what a request used is returned to the system after it.
     """
 
-    def __init__(self, model: ModelT, *, frees_memory: bool = False) -> None:
-        self.model, self.frees_memory = model, frees_memory
+    def __init__(self, tracer: Tracer, *, frees_memory: bool = False) -> None:
+        self.tracer, self.frees_memory = tracer, frees_memory
         self._changed, self._queue = threading.Condition(), deque[object]()  # whoever is first may run the model
 
     @contextmanager
-    def turn(self) -> Iterator[ModelT]:
-        """Waits until all requests before this one are done, and yields the model. Turns cannot be nested."""
+    def turn(self) -> Iterator[Tracer]:
+        """Waits until all requests before this one are done, and yields the tracer. Turns cannot be nested."""
         ticket = object()
         with self._changed:
             self._queue.append(ticket)
         try:
             self._wait_for(ticket)
-            yield self.model
+            yield self.tracer
         finally:
             with self._changed:
                 self._queue.remove(ticket)
@@ -90,16 +89,11 @@ def end_if_left(*_: Any) -> None:
         raise LensError("cancelled: the page that asked for this has left")
 
 
-_free_soon = threading.Event()
-
-
 def free_memory_soon() -> None:
-    """Calls `free_memory` in a second, from another thread; once for all that ask for it meanwhile."""
-    if not _free_soon.is_set():
-        _free_soon.set()
-        timer = threading.Timer(FREE_DELAY, free_memory)
-        timer.daemon = True
-        timer.start()
+    """Calls `free_memory` in a second, from another thread."""
+    timer = threading.Timer(FREE_DELAY, free_memory)
+    timer.daemon = True
+    timer.start()
 
 
 def free_memory() -> None:
@@ -108,7 +102,6 @@ def free_memory() -> None:
     A forward pass and its attentions refer to each other, so that only the garbage collector frees them. glibc keeps
     what is freed below its largest blocks, a gigabyte after a few long texts.
     """
-    _free_soon.clear()
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:  # musl has none

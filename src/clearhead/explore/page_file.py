@@ -22,7 +22,7 @@ from torch import Tensor
 from clearhead.errors import ConfigError, RecordError
 from clearhead.explore.attention_map import AttentionMap
 from clearhead.explore.scene import Scene
-from clearhead.explore.scene_json import BlockJson, NoteJson, SceneJson
+from clearhead.explore.scene_json import BlockJson, SceneJson
 from clearhead.explore.tensor_encoding import (
     LEVELS,
     MIN_LEVELS,
@@ -50,7 +50,6 @@ UNTRUSTED = (
 MAX_VIEWS = 64  # of one record in a file
 IMPORT = re.compile(r"^import (\{[^}]*\}) from \"(\.{1,2}/[\w./-]+)\";$", re.M)
 EXPORT = re.compile(r"^export (?=(?:async function|function|class|const|let)\b\s*\*?\s*(\w+))", re.M)
-UNSUPPORTED = re.compile(r"^(?:import|export)\b.*|\bimport\s*\(.*|\bimport\.meta\b.*|^await\b.*", re.M)
 
 
 class Limits(NamedTuple):
@@ -180,24 +179,22 @@ def bundle_modules(folder: Path, entry: str) -> str:
 
     Browsers refuse module imports from file://. Each module becomes a function that returns its exports, in the order
     of their dependencies. Of imports `import { a, b } from "./path.js";` is supported, of exports those of one
-    declaration; anything else raises ValueError.
+    declaration.
     """
     order: list[str] = []
-    _add_imports(folder, entry, order, [])
+    _add_imports(folder, entry, order)
     numbers = {name: f"module{number}" for number, name in enumerate(order)}
     parts = [f"const {numbers[name]} = (() => {{\n{_convert_module(folder, name, numbers)}}})();" for name in order]
     script = '(() => {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
     return re.sub(r"<(?=/script|!--)", r"\\x3c", script, flags=re.I)
 
 
-def _add_imports(folder: Path, name: str, order: list[str], above: list[str]) -> None:
+def _add_imports(folder: Path, name: str, order: list[str]) -> None:
     """Adds the modules that a module imports to the order, each once, and then itself."""
-    if name in above:
-        raise ValueError(f"modules that import each other cannot be bundled: {' → '.join([*above, name])}")
     if name in order:
         return
     for match in IMPORT.finditer((folder / name).read_text(encoding="utf-8")):
-        _add_imports(folder, _resolve(name, match[2]), order, [*above, name])
+        _add_imports(folder, _resolve(name, match[2]), order)
     order.append(name)
 
 
@@ -214,8 +211,6 @@ def _convert_module(folder: Path, name: str, numbers: dict[str, str]) -> str:
     code = (folder / name).read_text(encoding="utf-8")
     exports = ", ".join(EXPORT.findall(code))
     code = IMPORT.sub(lambda match: f"const {match[1]} = {numbers[_resolve(name, match[2])]};", EXPORT.sub("", code))
-    if unsupported := UNSUPPORTED.search(code):
-        raise ValueError(f"{name}: cannot be bundled: {unsupported[0][:80]!r}")
     return f"{code.rstrip()}\nreturn {{ {exports} }};\n"
 
 
@@ -258,7 +253,9 @@ def _encode_scene(
     complete = all(len(exact[name]) == len(attention.sight.heads) for name, attention in maps.items())
     description["live"], description["exact"] = False, complete
     if not complete:
-        description["notes"].append(_describe_omissions(sum(map(len, exact.values())), limits))
+        heads_inside = sum(map(len, exact.values()))
+        phrase = "chosenOnly" if heads_inside else "mapsOnly"
+        description["notes"].append({"say": phrase, "pixels": limits.pixels, "chosen": heads_inside})
     cells = sum(len(exact[name]) * math.prod(attention.counts) for name, attention in maps.items())
     levels, first = choose_levels(_sample_rows(maps, exact), cells, PRECISION_BYTES), description["start"]["name"]
     entries = sum(len(attention.sight.heads) * max(attention.counts) for attention in maps.values())
@@ -272,11 +269,6 @@ def _encode_scene(
     run_in_threads(encode, list(maps))
     every = [((name, kind), block) for name in maps for kind, block in blocks[name]]
     return sorted(every, key=lambda block: (block[0][0] != first, block[0][1] != "thumbs")), description
-
-
-def _describe_omissions(heads: int, limits: Limits) -> NoteJson:
-    """A note on weights that are not in the file, as a phrase that the page translates."""
-    return {"say": "chosenOnly" if heads else "mapsOnly", "pixels": limits.pixels, "chosen": heads}
 
 
 def _select_exact_heads(scene: Scene, heads: Mapping[str, Sequence[int]], limits: Limits) -> dict[str, list[int]]:

@@ -1,12 +1,13 @@
-"""Answers to the page's HTTP requests: scenes, maps, windows, rows and columns of weights; new texts and ablations."""
+"""Answers to the page's HTTP requests about the records that it shows: weights, new texts and ablations."""
 
 from __future__ import annotations
 
 import base64
 import json
-import math
+import secrets
 import threading
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -14,22 +15,32 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from torch import Tensor
 
 from clearhead.errors import LensError, RecordError
-from clearhead.explore.attention_map import THUMBNAIL, AttentionMap, Grid
-from clearhead.explore.kept_records import MAX_RECORDS, KeptRecord, KeptRecords
+from clearhead.explore.attention_map import THUMBNAIL, AttentionMap, Grid, WeightLine
 from clearhead.explore.live_model import MAX_CHARACTERS, LiveModel
-from clearhead.explore.model_lane import end_if_left
-from clearhead.explore.scene import Scene
+from clearhead.explore.model_lane import end_if_left, free_memory_soon
+from clearhead.explore.scene import Scene, finite_or_none
 from clearhead.explore.token_axis import Axis
 from clearhead.lens.record.attention_record import Record
 
+MAX_RECORDS = 8  # of texts that pages have read: one for each tab
+LARGE_RECORD = 2**24  # bytes of a record whose memory is returned to the system at once
 MAX_CELLS = 2**22  # of one window
 MAX_NAME = 200  # characters of a file's name
 MAX_BODY, MAX_FILE_BODY = 2**20, 2**25  # bytes of a request: with a text, or with a file as base64
 HEADS_FORMAT = 'name the heads as [{"name": "decoder.0.cross", "heads": [2]}]'
+NUMBER_FORMAT = "place and choice must be whole numbers"
 TOKENS_FORMAT = 'name the tokens by text and position, as {"source": [3, 4]}'
+
+
+class _HeadsOff(BaseModel):
+    """Heads of one attention that are switched off."""
+
+    name: str
+    heads: list[int]
 
 
 class Response(NamedTuple):
@@ -47,6 +58,61 @@ class Response(NamedTuple):
         """One line of JSON followed by float32 numbers, little-endian."""
         raw = b"" if numbers is None else numbers.float().contiguous().numpy().astype("<f4").tobytes()
         return cls(json.dumps(header, allow_nan=False).encode("ascii") + b"\n" + raw)
+
+
+class RecordGone(RecordError):
+    """The record that a page shows was replaced, or other pages have read too many texts since."""
+
+
+class KeptRecord:
+    """A record with its scenes, under an id that cannot be guessed.
+
+    Whoever computes with it holds `lock`: computations on one record run one at a time, those on several side by side.
+    """
+
+    def __init__(self, record: Record, make_scene: Callable[[Record, int], Scene], replaces: str | None = None) -> None:
+        self.id, self.replaces = secrets.token_urlsafe(12), replaces
+        self.record, self.lock = record, threading.Lock()
+        self._make_scene, self._scenes = make_scene, dict[int, Scene]()
+
+    def find_scene(self, view: int) -> Scene:
+        if view not in self._scenes:
+            self._scenes[view] = self._make_scene(self.record, view)
+        return self._scenes[view]
+
+
+class KeptRecords:
+    """The records that pages show, by id. The first one stays; of the others those stay that were used last."""
+
+    def __init__(self, record: Record, make_scene: Callable[[Record, int], Scene]) -> None:
+        self.first, self._make_scene = KeptRecord(record, make_scene), make_scene
+        self._others, self._lock = OrderedDict[str, KeptRecord](), threading.Lock()
+
+    def find(self, name: str | None) -> KeptRecord:
+        """The record with this id, by default the first; a record that it replaces is dropped now."""
+        if name is None or name == self.first.id:
+            return self.first
+        with self._lock:
+            if name not in self._others:
+                raise RecordGone("this text is no longer kept by the server; enter it again")
+            self._others.move_to_end(name)
+            entry = self._others[name]
+            if entry.replaces is not None and entry.replaces in self._others:
+                self._drop(entry.replaces)
+            return entry
+
+    def add(self, record: Record, replaces: str | None) -> KeptRecord:
+        """Keeps the record of another text. The page shows `replaces` until it has this one, and asks about it."""
+        with self._lock:
+            entry = KeptRecord(record, self._make_scene, replaces)
+            self._others[entry.id] = entry
+            while len(self._others) > MAX_RECORDS:
+                self._drop(next(iter(self._others)))
+            return entry
+
+    def _drop(self, name: str) -> None:
+        if self._others.pop(name).record.expected_bytes > LARGE_RECORD:
+            free_memory_soon()
 
 
 class PageRequests:
@@ -136,9 +202,10 @@ class PageRequests:
         with entry.lock:
             scene = _find_scene(entry, query)
         if name == "ablate":
-            heads, hidden = _read_heads(content.get("off", [])), _read_tokens(content.get("hide", {}))
+            heads = _read_heads(content.get("off", []))
+            hidden = _read_content(content.get("hide", {}), dict[str, list[int]], TOKENS_FORMAT)
             return Response.from_json(asdict(self.live.answer_without(scene.record, scene.call, heads, hidden)))
-        step, choice = _read_index(content, "place"), _read_index(content, "choice")
+        step, choice = (_read_content(content.get(name), int, NUMBER_FORMAT) for name in ("place", "choice"))
         if content.get("open") is True:
             record = self.live.look_at_continuation(scene.record, scene.call, step, choice)
             return self._show_record(record, content, min(scene.view, len(record.calls) - 1))
@@ -228,27 +295,21 @@ def _read_window(query: Mapping[str, str]) -> tuple[range, range]:
 
 
 def _row_response(attention: AttentionMap, head: int, query: Mapping[str, str]) -> Response:
-    line = attention.compute_row(head, _read_position(attention, query, "query", 0))
-    norms = attention.sight.norms
-    if norms is None:
-        top = [[key, weight, None] for key, weight in line.top]
-    else:
-        norms = norms[attention.sample, attention.sight.place_of(head)]
-        top = [[key, weight, _finite(norms[key])] for key, weight in line.top]
-    return Response.from_numbers({"top": top, "length": 0 if line.weights is None else len(line.weights)}, line.weights)
+    line, norms = attention.compute_row(head, _read_position(attention, query, "query", 0)), attention.sight.norms
+    of_keys = None if norms is None else norms[attention.sample, attention.sight.place_of(head)]
+    top = [[key, weight, None if of_keys is None else finite_or_none(float(of_keys[key]))] for key, weight in line.top]
+    return _line_response({"top": top}, line)
 
 
 def _column_response(attention: AttentionMap, head: int, query: Mapping[str, str]) -> Response:
     key = _read_position(attention, query, "key", 1)
     line = attention.compute_column(head, key)
-    header = {"top": line.top, "received": _finite(attention.compute_received(head)[key])}
-    header["length"] = 0 if line.weights is None else len(line.weights)
-    return Response.from_numbers(header, line.weights)
+    received = finite_or_none(float(attention.compute_received(head)[key]))
+    return _line_response({"top": line.top, "received": received}, line)
 
 
-def _finite(value: Float[Tensor, ""]) -> float | None:
-    """The number; None for NaN and infinities, which JSON does not have."""
-    return float(value) if math.isfinite(value) else None
+def _line_response(header: dict[str, Any], line: WeightLine) -> Response:
+    return Response.from_numbers({**header, "length": 0 if line.weights is None else len(line.weights)}, line.weights)
 
 
 def _read_position(attention: AttentionMap, query: Mapping[str, str], name: str, axis: int) -> int:
@@ -267,32 +328,17 @@ def _read_integer(query: Mapping[str, str], name: str, default: int | None = Non
     return int(text)
 
 
-def _read_index(content: Mapping[str, Any], name: str) -> int:
-    value = content.get(name)
-    if type(value) is not int or value < 0:
-        raise LensError(f"{name} must be a whole number from 0 on, got {value!r:.40}")
-    return value
-
-
-def _is_integers(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int for value in values)
-
-
-def _read_tokens(hidden: Any) -> dict[str, list[int]]:
-    """{"source": [3, 4]}, checked; `answer_without` checks that these tokens exist."""
-    if not isinstance(hidden, dict) or not all(map(_is_integers, hidden.values())):
-        raise LensError(TOKENS_FORMAT)
-    return dict(hidden)
+def _read_content(content: Any, kind: Any, description: str) -> Any:
+    """A part of a request, checked to be of this kind."""
+    try:
+        return TypeAdapter(kind).validate_python(content, strict=True)
+    except ValidationError:
+        raise LensError(description) from None
 
 
 def _read_heads(off: Any) -> dict[str, list[int]]:
     """[{"name": …, "heads": […]}] as a dictionary; `ablate` checks that these heads exist."""
-    if not isinstance(off, list) or not all(isinstance(part, dict) for part in off):
-        raise LensError(HEADS_FORMAT)
     heads: dict[str, list[int]] = {}
-    for part in off:
-        name, numbers = part.get("name"), part.get("heads")
-        if not isinstance(name, str) or not _is_integers(numbers):
-            raise LensError(HEADS_FORMAT)
-        heads[name] = sorted({*heads.get(name, []), *numbers})
+    for part in _read_content(off, list[_HeadsOff], HEADS_FORMAT):
+        heads[part.name] = sorted({*heads.get(part.name, []), *part.heads})
     return heads

@@ -57,14 +57,6 @@ class Scene:
         """Another view of the same record."""
         return Scene(self.record, view, title=self.title, axes=self.user_axes, takes=self.takes)
 
-    def add_ablations(
-        self, effects: dict[str, list[float]] | None, without: dict[str, dict[str, AnswerChange]] | None
-    ) -> None:
-        """Stores in the record what the model does without each head: its loss, and perhaps its answer."""
-        self.about.effects = effects
-        if without is not None:
-            self.about.without = without
-
     @cached_property
     def media(self) -> PictureInput | SoundInput | None:
         """The picture or sound that the model has read."""
@@ -195,7 +187,7 @@ class Scene:
             return None  # an encoder writes nothing
         writes = self._decoder_axis == "target" and "written" in self.axes
         answers = not about.writes and not tokens  # an encoder: labels, no tokens
-        chances = None if about.chances is None else [_finite_or_none(chance, 6) for chance in about.chances]
+        chances = None if about.chances is None else [finite_or_none(chance, 6) for chance in about.chances]
         parts = about.parts or []
         return {
             "text": about.text or "",
@@ -206,7 +198,7 @@ class Scene:
             "chances": chances,
             "ranks": about.ranks,
             "prompt": about.prompt or 0,
-            "loss": _finite_or_none(about.loss),
+            "loss": finite_or_none(about.loss),
             "given": bool(about.given),
         }
 
@@ -252,14 +244,14 @@ def _changes_to_json(
         return None
 
     def to_json(change: AnswerChange) -> ChangeJson:
-        loss = [_finite_or_none(number) for number in change.loss]
+        loss = [finite_or_none(number) for number in change.loss]
         rows = [row and [(token, round(chance, 4)) for token, chance in row] for row in change.next]
         return {"text": change.text, "loss": loss, "next": rows, "sampled": change.sampled}
 
     return {name: {head: to_json(change) for head, change in heads.items()} for name, heads in without.items()}
 
 
-def _finite_or_none(number: float | None, digits: int | None = None) -> float | None:
+def finite_or_none(number: float | None, digits: int | None = None) -> float | None:
     if number is None or not math.isfinite(number):
         return None
     return number if digits is None else round(number, digits)

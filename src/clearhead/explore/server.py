@@ -23,10 +23,9 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 from clearhead.errors import ClearheadError
-from clearhead.explore.kept_records import RecordGone
 from clearhead.explore.model_lane import end_when
 from clearhead.explore.page_file import PAGE, bundle_page
-from clearhead.explore.page_requests import PageRequests, Response
+from clearhead.explore.page_requests import PageRequests, RecordGone, Response
 
 HOST = "127.0.0.1"
 OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::[0-9]{1,5})?")

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 from clearhead.errors import ConfigError
-from clearhead.explore import Scene, open_record
+from clearhead.explore import Scene
 from clearhead.explore.huggingface_folder import load_huggingface_folder
 from clearhead.explore.live_model import MAX_SECONDS, LiveModel
 from clearhead.explore.page_file import check_page_path, count_heads, select_other_views, write_scenes
 from clearhead.explore.scene import list_views
-from clearhead.explore.server import Server
-from clearhead.formatting import format_duration, parse_whole_number
+from clearhead.formatting import parse_whole_number
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward
 from clearhead.predictor import load
@@ -90,8 +89,8 @@ def write_subject(
     exact = select_heads(heads, scene.forward)
     if subject.live is not None:
         _add_ablations(subject.live, scenes, without)
-    progress = ProgressLine("heads written", count_heads(scenes), delay=2.0)
-    return write_scenes(scenes, out, heads=exact, progress=progress)
+    with show_progress("heads written", count_heads(scenes)) as progress:
+        return write_scenes(scenes, out, heads=exact, progress=progress)
 
 
 def _add_ablations(live: LiveModel, scenes: Sequence[Scene], without: bool) -> None:
@@ -99,17 +98,13 @@ def _add_ablations(live: LiveModel, scenes: Sequence[Scene], without: bool) -> N
     record, calls = scenes[0].record, [scene.call for scene in scenes]
     ablations = None
     if without:
-        forward = scenes[0].forward
-        progress = ProgressLine("heads switched off", sum(len(forward[name].heads) for name in forward.names))
-        ablations = live.answer_without_each(record, calls, progress)
+        with show_progress("heads switched off", count_heads(scenes[:1])) as progress:
+            ablations = live.answer_without_each(record, calls, progress)
     for number, scene in enumerate(scenes):
-        effects = live.measure_effects(record, scene.call, MAX_SECONDS / max(1, len(scenes) - 1))
-        scene.add_ablations(effects, None if ablations is None else ablations[number])
-
-
-def serve_subject(subject: Subject, *, port: int = 0) -> Server:
-    """Starts the server of the page, which has all weights."""
-    return open_record(subject.record, title=subject.title, live=subject.live, port=port, browser=False)
+        limit = MAX_SECONDS / max(1, len(scenes) - 1)
+        scene.about.effects = live.measure_effects(record, scene.call, limit)
+        if ablations is not None:
+            scene.about.without = ablations[number]
 
 
 def select_heads(wanted: Sequence[str], forward: Forward) -> dict[str, list[int]]:
@@ -133,45 +128,11 @@ def select_heads(wanted: Sequence[str], forward: Forward) -> dict[str, list[int]
     return selected
 
 
-class ProgressLine:
-    """Prints to stderr how many of `total` are done and the time left; call it with the number of those just done.
-
-    The time left is estimated without the first one, which is slow, since models and caches warm up. On a terminal one
-    line is updated every 0.2 s; elsewhere a line is added every 15 s. Nothing is printed in the first `delay` seconds.
-    """
-
-    def __init__(
-        self, what: str, total: int, *, delay: float = 0.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.what, self.total, self.delay, self.clock = what, total, delay, clock
-        self.done, self.lock = 0, threading.Lock()
-        self.first, self.warm = 0.0, 0  # when the first were done, and how many
-        self.begin = clock()
-        self.printed = -math.inf if delay else self.begin
-        if total and not delay:
-            self._print(f"clearhead: 0 of {total} {what}")  # how long they take is known after the second
-
-    def __call__(self, count: int = 1) -> None:
-        with self.lock:
-            before, now = self.done, self.clock()
-            self.done += count
-            if before == 0:
-                self.first, self.warm = now, count
-            if self.done == self.total:
-                self._print("")
-            elif before and now - self.begin >= self.delay:
-                self._print_time_left(now, before)
-
-    def _print_time_left(self, now: float, before: int) -> None:
-        if before > self.warm and now - self.printed < (0.2 if sys.stderr.isatty() else 15.0):
-            return
-        self.printed = now
-        seconds = (now - self.first) / (self.done - self.warm) * (self.total - self.done)
-        left = format_duration(max(1.0, seconds))
-        self._print(f"clearhead: {self.done} of {self.total} {self.what}, about {left} left")
-
-    def _print(self, text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        elif text:
-            print(text, file=sys.stderr, flush=True)
+@contextmanager
+def show_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Shows a bar with the time left, on a terminal; call what this yields with the number of those just done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)

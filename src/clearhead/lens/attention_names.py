@@ -27,11 +27,11 @@ def find_attentions(model: nn.Module) -> dict[str, MultiHeadAttention]:
     >>> list(find_attentions(nn.ModuleDict({"mixer": MultiHeadAttention(6, 2)})))
     ['mixer']
     """
-    found = {}
+    attentions = {}
     for path, module in model.named_modules():
         if isinstance(module, MultiHeadAttention):
-            found[path if shorten_path(path) in found else shorten_path(path)] = module
-    return found
+            attentions[path if shorten_path(path) in attentions else shorten_path(path)] = module
+    return attentions
 
 
 def shorten_path(path: str) -> str:
@@ -54,9 +54,9 @@ CROSS = re.compile(r"cross|\bx_attn|encoder_attn|encoder_attention|encoder_decod
 PATH = re.compile(r"attn|attention|layer|block|\bh\.\d", re.IGNORECASE)  # of a module, rather than a name
 
 
-def check_name(name: Any, known: Iterable[str]) -> None:
+def check_name(name: Any, existing: Iterable[str]) -> None:
     """Raises LensError for an unknown attention name, with the nearest match."""
-    names = list(known)
+    names = list(existing)
     if name not in names:
         raise LensError(f"no attention of this model is called {name!r}; {suggest_attention(name, names)}")
 
@@ -85,14 +85,14 @@ def find_by_path(path: str, names: Sequence[str]) -> str | None:
     parts = path.lower().split(".")
     numbers = [part for part in parts if part.isdigit()]
     kind = "cross" if CROSS.search(parts[-1]) else "self"
-
-    def rate(name: str) -> tuple[bool, int, int]:
-        *words, last = [part for part in name.lower().split(".") if not part.isdigit()]
-        return last == kind, sum(any(word in part for part in parts) for word in words), len(re.findall(r"\d+", name))
-
-    own = {name: [part for part in name.split(".") if part.isdigit()] for name in names}
-    rates = {name: rate(name) for name in names if own[name] and own[name] == numbers[: len(own[name])]}
-    best = [name for name, one in rates.items() if one == max(rates.values())]
+    ratings = {}
+    for name in names:
+        *words, last = (part for part in name.lower().split(".") if not part.isdigit())
+        layer = [part for part in name.split(".") if part.isdigit()]
+        if layer and layer == numbers[: len(layer)]:
+            shared = sum(any(word in part for part in parts) for word in words)
+            ratings[name] = (last == kind, shared, len(layer))
+    best = [name for name, rating in ratings.items() if rating == max(ratings.values())]
     return best[0] if len(best) == 1 else None
 
 
@@ -138,8 +138,8 @@ def to_python_numbers(numbers: Any) -> Any:
 
 def select_heads(heads: int | Collection[int] | Tensor, counts: Mapping[str, int]) -> tuple[int, ...]:
     """Head indices as integers, different ones; each of these attentions, with its number of heads, must have them."""
-    one = to_python_number(heads)
-    wanted = [one] if isinstance(one, int) else one
+    plain = to_python_number(heads)
+    wanted = [plain] if isinstance(plain, int) else plain
     numbers = [to_python_number(head) for head in wanted] if isinstance(wanted, Collection) else []
     if not numbers or len(set(numbers)) < len(numbers):
         raise LensError(f"heads must be different numbers, such as [0, 2], or None for all, got {heads!r}")
@@ -159,17 +159,17 @@ def select_layers(layers: Layers, names: list[str]) -> list[str]:
     wanted = layers if isinstance(layers, Collection) and not isinstance(layers, str) else [layers]
     if not len(wanted):
         raise LensError("layers must name at least one, or be None for all, got an empty list")
-    chosen = set()
-    for one in map(to_python_number, wanted):
-        if isinstance(one, bool) or not isinstance(one, (str, int)):
+    selected = set()
+    for layer in map(to_python_number, wanted):
+        if isinstance(layer, bool) or not isinstance(layer, (str, int)):
             raise LensError(
-                f"layers are chosen by name, pattern or number, such as 'decoder.*.cross' or 3, got {one!r}"
+                f"layers are chosen by name, pattern or number, such as 'decoder.*.cross' or 3, got {layer!r}"
             )
-        if isinstance(one, int):
-            found = set(find_layer(one, names))
+        if isinstance(layer, int):
+            matching = set(find_layer(layer, names))
         else:
-            found = {name for name in names if name == one or fnmatchcase(name, one)}
-        if not found:
-            check_name(str(one), names)
-        chosen |= found
-    return [name for name in names if name in chosen]
+            matching = {name for name in names if name == layer or fnmatchcase(name, layer)}
+        if not matching:
+            check_name(str(layer), names)
+        selected |= matching
+    return [name for name in names if name in selected]

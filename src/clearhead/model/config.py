@@ -142,20 +142,10 @@ class ModelConfig:
         for name in ("layers", "decoder_layers"):
             if (getattr(self, name) or 0) > MOST_LAYERS:  # would build for minutes, until memory is full
                 raise ConfigError(f"{name} may be at most {MOST_LAYERS:,}, got {getattr(self, name):,}")
-        if self.head_dim is None and self.width % self.heads:
-            raise ConfigError(
-                f"a width of {self.width} does not split into {self.heads} heads; choose heads that divide it, "
-                "or give head_dim"
-            )
         if self.window is not None and self.encoder_window is not None:
             raise ConfigError(
                 f"window = {self.window} limits all self-attention, encoder_window = {self.encoder_window} that of the "
                 "encoder; set only one of them"
-            )
-        if self.heads % (self.kv_heads or self.heads):
-            raise ConfigError(
-                f"{self.heads} query heads cannot share {self.kv_heads} key heads evenly; "
-                "make heads a multiple of kv_heads"
             )
 
     def resolve(self) -> ModelConfig:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ from clearhead.attention.dropout import Dropout
 from clearhead.attention.masks import as_mask
 from clearhead.attention.positions import Turns
 from clearhead.errors import ShapeError
-from clearhead.model.config import ModelConfig, Patches
+from clearhead.model.config import ModelConfig
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -36,6 +37,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swiglu": F.silu,
     "geglu": F.gelu,
 }
+
+# Kinds of positions that a stack computes, and those that an attention applies.
+IN_STACK, ON_SCORES = ("sinusoidal", "learned", "rotary", "axial"), ("rotary", "axial", "alibi", "relative")
 
 
 class FeedForward(nn.Module):
@@ -66,7 +70,7 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, *, causal: bool, cross: bool) -> None:
         super().__init__()
         self.norm_first = config.norm_first
-        self.self_attention = _attention(config, None, _positions_of_scores(config, causal))
+        self.self_attention = _attention(config, None, _make_positions(config, causal, ON_SCORES))
         self.self_norm = norm(config)
         if cross:
             self.cross_attention = _attention(config, config.width, None)
@@ -113,15 +117,7 @@ class Stack(nn.Module):
     def __init__(self, config: ModelConfig, *, layers: int, causal: bool, cross: bool) -> None:
         super().__init__()
         self.config, self.causal, self.cross, self.checkpointing = config, causal, cross, False
-        self.positions: Sinusoidal | Learned | Rotary | None = None
-        if config.patches is not None and not causal:
-            self.positions = _axial_rotary(config, config.patches)
-        elif config.positions == "sinusoidal":
-            self.positions = Sinusoidal(config.width)
-        elif config.positions == "learned":
-            self.positions = Learned(config.max_length, config.width)
-        elif config.positions == "rotary":
-            self.positions = _rotary(config)
+        self.positions: Sinusoidal | Learned | Rotary | None = _make_positions(config, causal, IN_STACK)
         self.segments = nn.Embedding(config.segments, config.width) if config.segments else None
         self.embedding_norm = norm(config) if config.embedding_norm else None
         self.dropout = Dropout(config.dropout)
@@ -202,6 +198,14 @@ class Stack(nn.Module):
             raise ShapeError("this model takes no context; build it with ModelConfig(cross_attention=True)")
 
 
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear layer with Xavier-uniform weights and biases of zero."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 def norm(config: ModelConfig) -> nn.Module:
     if config.norm == "rms":
         return nn.RMSNorm(config.width, eps=config.norm_epsilon)
@@ -225,25 +229,24 @@ def _attention(
     )
 
 
-def _positions_of_scores(config: ModelConfig, causal: bool) -> Rotary | Alibi | Relative | None:
+def _make_positions(config: ModelConfig, causal: bool, kinds: Sequence[str]) -> Any:
+    """The positions of a stack, if they are of one of these kinds; an encoder of patches knows only a grid's."""
+    kind = config.positions
     if config.patches is not None and not causal:
-        return _axial_rotary(config, config.patches)
-    if config.positions == "rotary":
-        return _rotary(config)
-    if config.positions == "alibi":
-        return Alibi(config.heads)
-    if config.positions == "relative":
-        return Relative(config.heads, both_ways=not causal)
-    return None
-
-
-def _axial_rotary(config: ModelConfig, patches: Patches) -> AxialRotary | None:
-    """The positions of an encoder of patches; None if they were added to the vectors (`PatchEmbedding`)."""
-    if patches.positions != "rotary":
-        return None
-    return AxialRotary(config.head_dim or config.width // config.heads, patches.columns)
-
-
-def _rotary(config: ModelConfig) -> Rotary:
+        kind = "axial" if config.patches.positions == "rotary" else "none"
     head_dim = config.head_dim or config.width // config.heads
-    return Rotary(head_dim, config.rotary_base, config.rotary_scaling)
+    match kind if kind in kinds else "none":
+        case "axial":
+            assert config.patches is not None
+            return AxialRotary(head_dim, config.patches.columns)
+        case "sinusoidal":
+            return Sinusoidal(config.width)
+        case "learned":
+            return Learned(config.max_length, config.width)
+        case "rotary":
+            return Rotary(head_dim, config.rotary_base, config.rotary_scaling)
+        case "alibi":
+            return Alibi(config.heads)
+        case "relative":
+            return Relative(config.heads, both_ways=not causal)
+    return None

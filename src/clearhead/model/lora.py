@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from typing import TypeVar
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -18,8 +16,6 @@ from clearhead.model.layers import FeedForward
 # Modules whose linear layers can be adapted.
 PARTS: dict[str, type[nn.Module]] = {"attention": MultiHeadAttention, "feedforward": FeedForward}
 DOWN, UP = "lora_down", "lora_up"  # names of the two low-rank matrices
-
-ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 class LowRankLinear(nn.Linear):
@@ -56,9 +52,6 @@ class LowRankLinear(nn.Linear):
     def effective_weight(self) -> Float[Tensor, "outputs inputs"]:
         """The matrix of the whole layer, adapter included."""
         return add_low_rank(self.weight, self.lora_down, self.lora_up, self.scale)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, rank={len(self.lora_down)}, scale={self.scale:g}"
 
 
 def add_low_rank(
@@ -109,18 +102,6 @@ def add_adapters(
 def count_adapter_weights(model: nn.Module) -> int:
     """How many weights the low-rank matrices of a model have."""
     return sum(weight.numel() for name, weight in model.named_parameters() if name.rpartition(".")[2] in (DOWN, UP))
-
-
-@torch.no_grad()
-def merge_adapters(model: ModelT) -> ModelT:
-    """Adds all adapters to the weights that they adapt, in place: the model has plain linear layers again."""
-    for module in list(model.modules()):
-        for name, layer in list(module.named_children()):
-            if isinstance(layer, LowRankLinear):
-                plain = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-                plain.weight, plain.bias = nn.Parameter(layer.effective_weight()), layer.bias
-                setattr(module, name, plain.train(layer.training))
-    return model
 
 
 def merge_tensors(

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.model.config import ModelConfig
+from clearhead.model.layers import linear
 from clearhead.model.transformer import Encoder
 
-BUCKETS = 2**18  # scores of runs of tokens, for each label
+NGRAM_ROWS = 2**18  # scores of runs of tokens, for each label
 GAIN = 30.0  # rows of their own learn at thirty times the rate: each is met in few examples
 FACTOR, PRIME = 1_000_003, 2_147_483_647
 
@@ -37,15 +38,22 @@ class _LabelledEncoder(Encoder):
         kind = type(self).__name__
         if config.labels is None:
             raise ConfigError(f"a {kind} needs to know how many labels there are: set labels in its ModelConfig")
-        if not config.tie_embeddings or config.logits_bias or config.logits_transform:
-            raise ConfigError(
-                f"a {kind} has no logits over the vocabulary: leave tie_embeddings, logits_bias and logits_transform "
-                "at their defaults"
-            )
+        _refuse_logits(config, kind)
         self.dropout = nn.Dropout(config.dropout)
-        self.to_labels = nn.Linear(config.width, config.labels.count)
-        nn.init.xavier_uniform_(self.to_labels.weight)
-        nn.init.zeros_(self.to_labels.bias)
+        self.to_labels = linear(config.width, config.labels.count)
+
+    def label_scores(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch labels"]:
+        """Scores of the labels for each hidden state, before the softmax."""
+        scores: Tensor = self.to_labels(self.dropout(hidden))
+        return scores
+
+
+def _refuse_logits(config: ModelConfig, kind: str) -> None:
+    if not config.tie_embeddings or config.logits_bias or config.logits_transform:
+        raise ConfigError(
+            f"a {kind} has no logits over the vocabulary: leave tie_embeddings, logits_bias and logits_transform "
+            "at their defaults"
+        )
 
 
 class NgramScores(nn.Module):
@@ -58,7 +66,7 @@ class NgramScores(nn.Module):
     def __init__(self, longest: int, labels: int) -> None:
         super().__init__()
         self.longest = longest
-        self.rows = nn.Embedding(BUCKETS, labels)
+        self.rows = nn.Embedding(NGRAM_ROWS, labels)
         nn.init.zeros_(self.rows.weight)
 
     def forward(self, tokens: Int[Tensor, "batch tokens"], lengths: Int[Tensor, " batch"]) -> Float[Tensor, "batch l"]:
@@ -69,7 +77,7 @@ class NgramScores(nn.Module):
             # A polynomial hash: the run that begins at each place, with one more token at its end.
             hashed = (hashed[:, :before] * FACTOR + tokens[:, size - 1 :] + 1) % PRIME
             inside = real[:, size - 1 :]
-            total = total + (self.rows(hashed % BUCKETS) * inside[..., None]).sum(1)
+            total = total + (self.rows(hashed % NGRAM_ROWS) * inside[..., None]).sum(1)
             count = count + inside.sum(1)
         scores: Tensor = GAIN * total / count.clamp(min=1).sqrt()[:, None]
         return scores
@@ -92,15 +100,12 @@ class Classifier(_LabelledEncoder):
         super().__init__(config)
         labels = config.labels
         assert labels is not None, "the base class refuses that"
-        self.pooler = nn.Linear(config.width, config.width) if labels.pooling == "first" else None
-        if self.pooler is not None:
-            nn.init.xavier_uniform_(self.pooler.weight)
-            nn.init.zeros_(self.pooler.bias)
+        self.pooler = linear(config.width, config.width) if labels.pooling == "first" else None
         self.ngrams = NgramScores(labels.ngrams, labels.count) if labels.ngrams else None
         if self.ngrams is not None:  # random scores of hidden states would only disturb at first
             nn.init.zeros_(self.to_labels.weight)
 
-    def label_scores(
+    def label_scores(  # type: ignore[override]  # scores of a text need its length
         self,
         hidden: Float[Tensor, "batch places width"],
         lengths: Int[Tensor, " batch"],
@@ -111,7 +116,7 @@ class Classifier(_LabelledEncoder):
         A model with `ngrams` needs the `tokens`, too.
         """
         pooled = mean_pool(hidden, lengths) if self.pooler is None else self.pooler(hidden[:, 0]).tanh()
-        scores: Tensor = self.to_labels(self.dropout(pooled))
+        scores = super().label_scores(pooled)
         if self.ngrams is None:
             return scores
         if tokens is None:
@@ -135,11 +140,6 @@ class TokenClassifier(_LabelledEncoder):
     torch.Size([2, 4, 3])
     """
 
-    def label_scores(self, hidden: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens labels"]:
-        """Scores of the labels of each token, before the softmax."""
-        scores: Tensor = self.to_labels(self.dropout(hidden))
-        return scores
-
 
 class PooledEncoder(Encoder):
     """An encoder that gives one vector for a whole text; with `labels` in its config it scores labels, too.
@@ -154,16 +154,9 @@ class PooledEncoder(Encoder):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        if not config.tie_embeddings or config.logits_bias or config.logits_transform:
-            raise ConfigError(
-                "a PooledEncoder has no logits over the vocabulary: leave tie_embeddings, logits_bias and "
-                "logits_transform at their defaults"
-            )
+        _refuse_logits(config, "PooledEncoder")
         self.dropout = nn.Dropout(config.dropout)
-        self.to_labels = None if config.labels is None else nn.Linear(config.width, config.labels.count)
-        if self.to_labels is not None:
-            nn.init.xavier_uniform_(self.to_labels.weight)
-            nn.init.zeros_(self.to_labels.bias)
+        self.to_labels = None if config.labels is None else linear(config.width, config.labels.count)
 
     def pool(
         self, hidden: Float[Tensor, "batch tokens width"], lengths: Int[Tensor, " batch"]

@@ -97,8 +97,6 @@ class PatchEmbedding(nn.Module):
 
     def reset_parameters(self) -> None:
         """Xavier-uniform for the projection; positions normal, of variance one together where words are (else 0.02)."""
-        if self.projection.weight.is_meta:
-            return
         if self.convolutions is not None:
             self.convolutions.reset_parameters()
         nn.init.xavier_uniform_(self.projection.weight)

@@ -12,6 +12,7 @@ from clearhead.attention import Mask
 from clearhead.attention.dropout import Dropout
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.model.config import ModelConfig
+from clearhead.model.layers import linear
 from clearhead.model.transformer import EncoderDecoder
 
 EXPANSION = 2  # how many times wider a convolution block is inside
@@ -78,8 +79,6 @@ class SoundFrontEnd(nn.Module):
 
     def reset_parameters(self) -> None:
         """He-normal weights of the convolutions, Xavier-uniform projections, biases zero."""
-        if self.projection.weight.is_meta:
-            return
         for module in self.modules():
             if isinstance(module, (nn.Conv1d, nn.Conv2d)):
                 nn.init.kaiming_normal_(module.weight)
@@ -121,10 +120,7 @@ class SpeechModel(EncoderDecoder):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.front_end = SoundFrontEnd(config)
-        self.to_ctc = nn.Linear(config.width, config.vocabulary)
-        if not self.to_ctc.weight.is_meta:
-            nn.init.xavier_uniform_(self.to_ctc.weight)
-            nn.init.zeros_(self.to_ctc.bias)
+        self.to_ctc = linear(config.width, config.vocabulary)
 
     def encode_sound(
         self, spectrograms: Float[Tensor, "batch frames mels"], lengths: Int[Tensor, " batch"]

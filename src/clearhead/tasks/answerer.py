@@ -109,10 +109,10 @@ class StreamingAnswerer(Answerer[ProcessorT, ModelT, InputT, OptionsT]):
     """Base class of answerers whose answers can be had in pieces, while they are written."""
 
     @abstractmethod
-    def stream(self, given: InputT, options: OptionsT, *, inputs_before: int = 0) -> Iterator[str]:
+    def stream(self, request: InputT, options: OptionsT, *, inputs_before: int = 0) -> Iterator[str]:
         """Yields the answer in pieces, each as soon as no later token can change it."""
 
-    def stream_notes(self, given: InputT) -> list[str]:
+    def stream_notes(self, request: InputT) -> list[str]:
         """What the user should know about an input before its answer is streamed, such as that it is cut."""
         return []
 

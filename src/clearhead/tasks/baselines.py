@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from numpy.typing import NDArray
 from clearhead.errors import DataError, PackageError
 
 WORDS, CHARACTERS = (1, 2), (1, 3)  # lengths of the n-grams
-SAMPLE = 2000  # texts from which the script is judged
-CHINESE = 0.2  # share of Chinese characters, kana and hangul from which on texts are split into characters
+SAMPLE_TEXTS = 2000  # from which the script is judged
+CHINESE_SHARE = 0.2  # of Chinese characters, kana and hangul from which on texts are split into characters
 
 
 class TfidfBaseline:
@@ -43,11 +44,11 @@ class TfidfBaseline:
         make_pipeline, vectorizer, regression, one_vs_rest = _import_sklearn()
         self.characters = is_mostly_chinese(texts)
         if self.characters:
-            rarest = 2 if len(texts) > SAMPLE else 1
+            rarest = 2 if len(texts) > SAMPLE_TEXTS else 1
             features = vectorizer(analyzer="char", ngram_range=CHARACTERS, sublinear_tf=True, min_df=rarest)
         else:
             features = vectorizer(ngram_range=WORDS, sublinear_tf=True)
-        self.labels = sorted({one for label in labels for one in self._as_list(label)})
+        self.labels = sorted({name for label in labels for name in ([label] if isinstance(label, str) else label)})
         balance = "balanced" if self.multi_label else None
         logistic = regression(C=10.0 if self.characters else 1.0, class_weight=balance, max_iter=1000)
         answers: Any = list(labels)
@@ -63,18 +64,15 @@ class TfidfBaseline:
 
     def predict(self, texts: Sequence[str]) -> list[Any]:
         """The label of each text; with `multi_label` the list of its labels, which may be empty."""
-        found = self._pipeline.predict(list(texts))
+        answers = self._pipeline.predict(list(texts))
         if not self.multi_label:
-            return [str(label) for label in found]
-        return [[name for name, is_on in zip(self.labels, row, strict=True) if is_on] for row in found]
+            return [str(label) for label in answers]
+        return [[name for name, is_on in zip(self.labels, row, strict=True) if is_on] for row in answers]
 
     def probabilities(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """(texts, labels), in the order of `labels`."""
-        found: NDArray[np.float64] = self._pipeline.predict_proba(list(texts))
-        return found
-
-    def _as_list(self, label: str | Sequence[str]) -> Sequence[str]:
-        return [label] if isinstance(label, str) else label
+        shares: NDArray[np.float64] = self._pipeline.predict_proba(list(texts))
+        return shares
 
 
 def is_mostly_chinese(texts: Iterable[str]) -> bool:
@@ -83,8 +81,8 @@ def is_mostly_chinese(texts: Iterable[str]) -> bool:
     >>> is_mostly_chinese(["房间很大 OK"]), is_mostly_chinese(["the word 你 is Chinese"])
     (True, False)
     """
-    some = "".join(text for _, text in zip(range(SAMPLE), texts, strict=False) if isinstance(text, str))
-    return sum(_is_chinese(letter) for letter in some) > CHINESE * len(some)
+    sample = "".join(text for text in islice(texts, SAMPLE_TEXTS) if isinstance(text, str))
+    return sum(_is_chinese(letter) for letter in sample) > CHINESE_SHARE * len(sample)
 
 
 def _is_chinese(letter: str) -> bool:

@@ -22,19 +22,19 @@ class TextInputs:
         """What an input on a command line looks like."""
         return '"…"'
 
-    def check(self, given: Any, place: str = "the input") -> Any:
-        """An input of `predict`, if it is of the right kind."""
-        if not isinstance(given, str):
-            raise DataError(f"{place} must be a text, got {given!r:.60}")
-        return given
+    def check(self, value: Any, name: str = "the input") -> Any:
+        """An input of `predict`, if it is of the right kind; messages call it by the name."""
+        if not isinstance(value, str):
+            raise DataError(f"{name} must be a text, got {value!r:.60}")
+        return value
 
     def is_single(self, inputs: Any) -> bool:
         """Whether `predict` was given one input, not several."""
         return isinstance(inputs, (str, Path))
 
-    def describe(self, given: Any) -> str:
+    def describe(self, value: Any) -> str:
         """An input as a text: itself, or the name of a file."""
-        return str(given)
+        return str(value)
 
     def of_row(self, row: Row) -> Any:
         """The input for `predict` in a row."""

@@ -1,4 +1,4 @@
-"""Losses that several tasks share."""
+"""Losses that several tasks share, and a check that scores are numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from clearhead.errors import DecodeError
 from clearhead.model.transformer import Vocabulary
 
 UNCOUNTED = -100  # the label of a place that is not predicted, such as a pad
@@ -41,5 +42,11 @@ def consistency_loss(scores: Float[Tensor, "*rows labels"], others: Float[Tensor
 
     It is what R-Drop (Liang et al. 2021) adds to the loss; 0 if both passes agree.
     """
-    one, other = scores.log_softmax(-1), others.log_softmax(-1)
-    return ((one.exp() - other.exp()) * (one - other)).sum() / 2
+    logs, other_logs = scores.log_softmax(-1), others.log_softmax(-1)
+    return ((logs.exp() - other_logs.exp()) * (logs - other_logs)).sum() / 2
+
+
+def check_finite(scores: Tensor) -> None:
+    """Refuses scores that are NaN or infinite: no answer follows from them, and JSON has no such numbers."""
+    if not bool(scores.isfinite().all()):
+        raise DecodeError("the model's scores are NaN or infinite; check its weights and its input")

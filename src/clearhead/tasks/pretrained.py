@@ -53,19 +53,19 @@ class Pretrained:
         A decoder alone has as many layers as its decoder had. Scores over the vocabulary are taken over where the
         same stack gives them; a model without them needs none of their parts.
         """
-        config, own = self.config, self.stacks
+        config, trained = self.config, self.stacks
         changes: dict[str, object] = {part: None for part in PARTS if part not in parts}
         decoder_layers = config.layers if config.decoder_layers is None else config.decoder_layers
         if tuple(stacks) == ("decoder",):
             changes |= {"decoder_layers": None, "cross_attention": False}
-            changes["layers"] = decoder_layers if "decoder" in own else config.layers
-        elif "decoder" in stacks and "decoder" in own:
+            changes["layers"] = decoder_layers if "decoder" in trained else config.layers
+        elif "decoder" in stacks and "decoder" in trained:
             changes["decoder_layers"] = decoder_layers
         elif "decoder" not in stacks:
             changes["decoder_layers"] = None
         if len(stacks) == 1:
             changes["copying"] = False
-        if not predicts_tokens or stacks[-1] != own[-1]:
+        if not predicts_tokens or stacks[-1] != trained[-1]:
             changes |= {"logits_bias": False, "logits_transform": False, "tie_embeddings": True}
         return config.change(**changes)
 

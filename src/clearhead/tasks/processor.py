@@ -6,17 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from clearhead.errors import CheckpointError
 from clearhead.model import ModelConfig
 from clearhead.model.config import nest_options
 from clearhead.tasks.inputs import TextInputs
+from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.settings import TaskRecipe
+from clearhead.text.batches import Ragged
 
 if TYPE_CHECKING:
     from typing import Self
@@ -71,6 +74,41 @@ class Examples(ABC, Generic[BatchT]):
     def where(self, example: int) -> str:
         """The file and line that an example came from."""
         return self.rows[example].where
+
+
+class LabelledTexts(NamedTuple):
+    """A batch: texts as tokens, and the number of each one's label, or a multi-hot matrix (texts, labels)."""
+
+    tokens: Tensor
+    lengths: Tensor
+    labels: Tensor
+
+
+class TextExamples(Examples[LabelledTexts]):
+    """Texts as tokens, each with the number of its label (UNCOUNTED: none), or with a multi-hot row over all labels."""
+
+    def __init__(
+        self,
+        texts: Sequence[Sequence[int]],
+        labels: Sequence[int] | Sequence[Sequence[float]],
+        rows: list[Row],
+        pad: int,
+    ) -> None:
+        self.texts, self.labels, self.rows, self.pad = Ragged(texts), torch.tensor(labels), rows, pad
+        self.lengths = self.texts.lengths.numpy()[:, None]
+        self.counts = np.array([label != UNCOUNTED for label in labels], dtype=np.int64)
+
+    def to(self, device: torch.device) -> TextExamples:
+        self.texts.to(device)
+        self.labels = self.labels.to(device)
+        return self
+
+    def collate(self, batch: Batch) -> LabelledTexts:
+        rows = torch.from_numpy(batch.examples).to(self.labels.device, non_blocking=True)
+        return LabelledTexts(*self.texts.pad(rows, batch.sizes[0], self.pad), self.labels[rows])
+
+    def fingerprint(self) -> str:
+        return f"{self.texts.fingerprint()} {Ragged([self.labels.flatten().int().tolist()]).fingerprint()}"
 
 
 class Processor(ABC, Generic[RecipeT, BatchT]):
@@ -169,14 +207,28 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
         """What `load` needs beside the files of `save`, as JSON."""
         return {}
 
-    @abstractmethod
     def save(self, folder: Path) -> None:
         """Writes the tokenizers and whatever else turns raw input into tensors."""
+        if self.tokenizer is not None:
+            self.tokenizer.save(folder)
 
     @classmethod
     @abstractmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
         """The inverse of `save`."""
+
+
+def check_sizes(folder: Path, **sizes: tuple[int, int | None]) -> None:
+    """Refuses a model folder whose files (first number) and whose model (second) differ in a size.
+
+    >>> check_sizes(Path("mine"), labels=(2, 3), tokens=(300, 300))
+    Traceback (most recent call last):
+    clearhead.errors.CheckpointError: mine has 2 labels and 300 tokens, but its model 3 and 300; copy the folder again
+    """
+    if any(stored != built for stored, built in sizes.values()):
+        stored = " and ".join(f"{stored} {name}" for name, (stored, _) in sizes.items())
+        built = " and ".join(str(built) for _, built in sizes.values())
+        raise CheckpointError(f"{folder} has {stored}, but its model {built}; copy the folder again")
 
 
 AnyProcessor = Processor[Any, Any]

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
 
 from clearhead.errors import ConfigError
 from clearhead.formatting import suggest_name
@@ -20,8 +20,24 @@ if TYPE_CHECKING:
     from clearhead.text import Tokenizer
 
 Source = str | dict[str, str]  # one file, or one file for each column
+Share = Annotated[float, Field(gt=0, lt=1)]
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
 COMMANDS = ("predict", "evaluate", "look")  # that have options of tasks; figures has those of look
+
+
+def one_message(wanted: str) -> WrapValidator:
+    """For a field of several types: a value of none is refused in one line, not in one for each type."""
+
+    def check(value: Any, validate: Callable[[Any], Any]) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            raise ValueError(f"should be {wanted}") from None
+
+    return WrapValidator(check)
+
+
+FILES = "a file, { column = file } for each column, or a list of these"
 
 
 class Section(BaseModel):
@@ -35,32 +51,21 @@ class Section(BaseModel):
 class Data(Section):
     """`[data]`: which files, and which of their rows are used."""
 
-    train: Source | list[Source]
+    train: Annotated[Source | list[Source], one_message(FILES)]
     # A float is the share of `train` that is split off for it: dev = 0.02.
-    dev: Source | list[Source] | float | None = None
-    test: Source | list[Source] | None = None  # scored once, with the finished model
+    dev: Annotated[
+        Source | list[Source] | Share | None,
+        one_message(f"{FILES}, or the share of train that is split off for it, greater than 0 and less than 1"),
+    ] = None
+    test: Annotated[Source | list[Source] | None, one_message(FILES)] = None  # scored once, with the finished model
     # The fields of a TSV in their order ("-" skips one), or { source = "zh", target = "en" } of a CSV or JSONL with
     # names of its own; None: the task's names.
-    columns: list[str] | dict[str, str] | None = None
-    lines: int | None = Field(None, ge=1)  # only the first so many of each training file
+    columns: Annotated[
+        list[str] | dict[str, str] | None,
+        one_message("a list of names, or { a column of the task = its name in the file }"),
+    ] = None
+    lines: int | None = Field(None, ge=1)  # only the first lines of each training file, at most this number
     longest: int = Field(128, ge=1)  # tokens of a text; longer rows are dropped from training, and the report says so
-
-    @field_validator("train", "dev", "test", "columns", mode="wrap")
-    @classmethod
-    def _check_union(cls, value: Any, validate: Any, field: Any) -> Any:
-        """What fits no member of a union is refused in one line, not in one for each member."""
-        wanted = "a file, { column = file } for each column, or a list of these"
-        try:
-            checked = validate(value)
-        except ValidationError:
-            if field.field_name == "columns":
-                wanted = "a list of names, or { a column of the task = its name in the file }"
-            elif field.field_name == "dev":
-                wanted += ", or the share of train that is split off for it"
-            raise ValueError(f"should be {wanted}") from None
-        if isinstance(checked, float) and not 0 < checked < 1:
-            raise ValueError("as a share of train it should be greater than 0 and less than 1")
-        return checked
 
     @property
     def document_kind(self) -> str | None:
@@ -148,20 +153,20 @@ def option(default: Any, description: str, *, flag: str | None = None, only: Seq
 
 def option_names(kind: type[Options], command: str) -> list[str]:
     """The options of a task that a command (`predict`, `evaluate`, `look`) has."""
-    found = []
+    names = []
     for name, field in kind.model_fields.items():
         extra = field.json_schema_extra
         only = extra.get("only") if isinstance(extra, dict) else None
         if not only or command in only:  # type: ignore[operator]
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
-def refuse_unknown(command: str, values: Iterable[str], known: Sequence[str]) -> None:
+def refuse_unknown(command: str, values: Iterable[str], options: Sequence[str]) -> None:
     """Refuses an option that a command does not have."""
     for name in values:
-        if name not in known:
-            raise ConfigError(f"{command} has no option {name!r}; {suggest_name(name, known)}")
+        if name not in options:
+            raise ConfigError(f"{command} has no option {name!r}; {suggest_name(name, options)}")
 
 
 def validate(kind: type[SettingsT], values: Mapping[str, Any], name: str = "") -> SettingsT:
@@ -175,7 +180,7 @@ def validate(kind: type[SettingsT], values: Mapping[str, Any], name: str = "") -
 
 def _explain(error: ValidationError, kind: type[BaseModel]) -> list[str]:
     problems = error.errors()
-    missing = [_place(problem) for problem in problems if problem["type"] == "missing"]
+    missing = [_key(problem) for problem in problems if problem["type"] == "missing"]
     lines = [f"{', '.join(missing)}: {'are' if len(missing) > 1 else 'is'} missing"] if missing else []
     lines += [_describe(problem, kind) for problem in problems if problem["type"] != "missing"]
     return lines
@@ -183,15 +188,15 @@ def _explain(error: ValidationError, kind: type[BaseModel]) -> list[str]:
 
 def _describe(problem: Any, kind: type[BaseModel]) -> str:
     """One of pydantic's findings in our words: where, what, and the nearest name if one is unknown."""
-    place = _place(problem)
+    path = _key(problem)
     if problem["type"] == "extra_forbidden":
         *sections, key = problem["loc"]
-        return f"{place}: {key!r} is not known; {suggest_name(key, _fields(kind, sections))}"
+        return f"{path}: {key!r} is not known; {suggest_name(key, _fields(kind, sections))}"
     message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "should be")
-    return f"{place}: {message}, got {problem['input']!r:.80}" if place else message
+    return f"{path}: {message}, got {problem['input']!r:.80}" if path else message
 
 
-def _place(problem: Any) -> str:
+def _key(problem: Any) -> str:
     return ".".join(str(step) for step in problem["loc"] if not _is_type(step))
 
 
@@ -204,5 +209,5 @@ def _fields(kind: type[BaseModel], sections: Sequence[Any]) -> list[str]:
     model: Any = kind
     for section in sections:
         model = model.model_fields[section].annotation
-        model = next((one for one in (model, *get_args(model)) if hasattr(one, "model_fields")), model)
+        model = next((member for member in (model, *get_args(model)) if hasattr(member, "model_fields")), model)
     return list(model.model_fields)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.model import ModelConfig
 from clearhead.text import Tokenizer
+from clearhead.text.batches import Ragged, token_batches
 
 READ_AT_ONCE = 4096  # tokens, where positions have no limit: attention takes time by the square of their number
 LONGEST_TEXT = 100_000  # characters that are read
@@ -78,14 +80,14 @@ def text_windows(parts: Sequence[Sequence[int]], limit: int, start: int, end: in
     first, second = (part[: pair_size(room)] for part in parts)
     half = max(room // 2, room - len(second))
     return [
-        enclose([window, other], start, end)
-        for window in split_windows(first, half)
+        enclose([text, other], start, end)
+        for text in split_windows(first, half)
         for other in split_windows(second, room - min(half, len(first)))
     ]
 
 
 def pair_size(room: int) -> int:
-    """The most tokens of each text of a long pair that are read, in windows with `room` for both."""
+    """The most tokens of each text of a long pair that are read, in windows with `room` tokens for both."""
     return PAIR_WINDOWS * (room // 2)
 
 
@@ -121,8 +123,26 @@ def surface_windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> l
         tokens, pieces = surface_forms(tokenizer, text)
         parts.append(range(len(numbers), len(numbers) + len(tokens)))
         numbers, surfaces = numbers + tokens, surfaces + pieces
-    windows = text_windows(parts, limit, 0, 1)  # of indices of `numbers`
-    return [([numbers[index] for index in window], [surfaces[index] for index in window]) for window in windows]
+    windows = text_windows(parts, limit, 0, 1)  # of positions in `numbers`
+    return [([numbers[at] for at in window], [surfaces[at] for at in window]) for window in windows]
+
+
+def padded_batches(
+    sequences: Sequence[Sequence[int]], pad: int, device: torch.device, *, tokens: int, most: int
+) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Batches for prediction: the numbers of their sequences, the padded tokens, and the lengths.
+
+    A batch has at most `most` sequences, and at most `tokens` tokens, pads included.
+    """
+    for numbers in token_batches(list(map(len, sequences)), tokens, most):
+        yield numbers, *pad_sequences([sequences[number] for number in numbers], pad, device)
+
+
+def pad_sequences(sequences: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Padded tokens (sequences, tokens) and the lengths."""
+    ragged = Ragged(sequences)
+    tokens, lengths = ragged.pad(torch.arange(len(sequences)), int(ragged.lengths.max()), pad)
+    return tokens.to(device), lengths.to(device)
 
 
 def mask_padding(tokens: Int[Tensor, "batch tokens"], lengths: Int[Tensor, " batch"]) -> Mask | None:

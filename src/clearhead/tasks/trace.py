@@ -50,6 +50,7 @@ class Trace(NamedTuple):
     media: PictureInput | SoundInput | None = None  # the input, if it is no text
     prompt: int = 0  # tokens at the beginning of the last of `reads` that are the input of a language model
     forced: int = 0  # tokens at the beginning of `writes` that somebody chose, before the model went on by itself
+    features: Sequence[int] = ()  # of each token, where the model reads such a number beside it
 
 
 def note_unknown(words: Sequence[str]) -> list[str]:
@@ -76,7 +77,7 @@ class Tracer(ABC):
         """This tracer with another model of the same kind, such as other module objects over the same weights."""
 
     @abstractmethod
-    def traces(self, given: Any, *, answer: str | None, options: Any) -> list[Trace]:
+    def traces(self, request: Any, *, answer: str | None, options: Any) -> list[Trace]:
         """The tokens of an input and its answer, one trace for each forward pass."""
 
     @abstractmethod

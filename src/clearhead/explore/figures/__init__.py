@@ -3,12 +3,9 @@
 from clearhead.explore.figures.atlas import head_atlas
 from clearhead.explore.figures.attention_lines import lines
 from clearhead.explore.figures.confusion import confusion_matrix
-from clearhead.explore.figures.heatmaps import alignment, head_grid, head_map, side_by_side
+from clearhead.explore.figures.heatmaps import alignment, head_grid, head_map
 from clearhead.explore.figures.lesson_figures import Cost, cost, measure_costs, positional_encodings, saturation
-from clearhead.explore.figures.measure_curves import curves
-from clearhead.explore.figures.media_figures import head_overlays, sound_alignment, word_overlays
-from clearhead.explore.figures.received_attention import received, shaded_text
-from clearhead.explore.figures.sentence_coverage import coverage
+from clearhead.explore.figures.media_figures import sound_alignment, word_overlays
 from clearhead.explore.figures.style import save, theme
 
 __all__ = [
@@ -16,20 +13,14 @@ __all__ = [
     "alignment",
     "confusion_matrix",
     "cost",
-    "coverage",
-    "curves",
     "head_atlas",
     "head_grid",
     "head_map",
-    "head_overlays",
     "lines",
     "measure_costs",
     "positional_encodings",
-    "received",
     "saturation",
     "save",
-    "shaded_text",
-    "side_by_side",
     "sound_alignment",
     "theme",
     "word_overlays",

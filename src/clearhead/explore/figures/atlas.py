@@ -16,8 +16,10 @@ from matplotlib.typing import ColorType
 from torch import Tensor
 
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.explore.figures import record_names, style
+from clearhead.explore.figures import style
+from clearhead.explore.figures.weight_grid import get_call, get_key_texts, group_by_kind, split_name
 from clearhead.explore.head_summaries import BROKEN, ROLE_COLOURS, summarise_heads
+from clearhead.explore.token_axis import Axis
 from clearhead.formatting import suggest_name
 from clearhead.lens import Forward, Record
 from clearhead.lens.analysis.roles import NONE, HeadRoles
@@ -48,7 +50,7 @@ def head_atlas(
         numbers = {name: dict(enumerate(map(float, heads))) for name, heads in source.items()}
         return _draw_numbers(numbers, by, title)
     if by == "role":
-        forward = record_names.get_call(source)
+        forward = get_call(source)
         roles = [role for name in forward.names for role in find_roles(forward, name)]
         return _draw_roles(roles, title, ["Roles are estimated from this text alone."])
     if by not in MEASURES:
@@ -59,7 +61,9 @@ def head_atlas(
 def find_roles(forward: Forward, name: str) -> list[tuple[str, int, str, float]]:
     """The heads of an attention: its name, their numbers, and roles and scores from this text alone."""
     sight = forward[name]
-    heads = summarise_heads(sight, 0, record_names.find_delimiter_texts(record_names.get_key_texts(sight, 0)))
+    texts = get_key_texts(sight, 0)
+    delimiters = None if texts is None else Axis.text([text or "" for text in texts]).find_delimiters()
+    heads = summarise_heads(sight, 0, delimiters)
     return [(name, head["number"], head["role"], head["score"] or 0.0) for head in heads]
 
 
@@ -108,7 +112,7 @@ def _draw_tables(cells: Cells, title: str | None, notes: Sequence[str] = (style.
     """One table a kind, below each other."""
     if not any(cells.values()):
         raise ShapeError("there are no heads to draw")
-    kinds = record_names.group_by_kind(cells)
+    kinds = group_by_kind(cells)
     heads = 1 + max(head for numbers in cells.values() for head in numbers)
     named = heads <= MAX_NAMED
     width, height = (0.74, 0.4) if named else (0.3, 0.3)
@@ -121,7 +125,7 @@ def _draw_tables(cells: Cells, title: str | None, notes: Sequence[str] = (style.
                 _draw_cell(axes, head, row, text if named else "", colour)
         axes.set(xlim=(-0.5, heads - 0.5), ylim=(len(names) - 0.5, -0.5))
         axes.set_xticks(range(0, heads, 1 if named else 4))
-        layers = [record_names.split_name(name)[1] for name in names]
+        layers = [split_name(name)[1] for name in names]
         axes.set_yticks(range(len(names)), ["" if layer is None else str(layer) for layer in layers])
         axes.xaxis.tick_top()
         axes.spines[:].set_visible(False)

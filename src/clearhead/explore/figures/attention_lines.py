@@ -14,11 +14,10 @@ from matplotlib.path import Path
 from numpy.typing import NDArray
 
 from clearhead.errors import ShapeError
-from clearhead.explore.figures import fonts, style
+from clearhead.explore.figures import style
 from clearhead.explore.figures.heatmaps import describe_rows
-from clearhead.explore.figures.label_text import is_wide, make_axis_labels, stack_characters
-from clearhead.explore.figures.record_names import Texts
-from clearhead.explore.figures.weight_grid import Source, WeightGrid, describe_heads, make_grid
+from clearhead.explore.figures.label_text import is_wide, make_axis_labels, measure_width, stack_characters
+from clearhead.explore.figures.weight_grid import Source, Texts, WeightGrid, describe_heads, make_grid
 from clearhead.lens import Sight
 
 MAX_TOKENS = 64  # a side
@@ -45,18 +44,17 @@ def lines(
     sample: int = 0,
     queries: Texts = None,
     keys: Texts = None,
-    when: str | None = None,
     title: str | None = None,
 ) -> Figure:
     """Lines from the tokens that are looked at, above, to those that look, below: as thick as the weights.
 
     `head` is one head or several, of which the mean is drawn; by default all. `source` is a Sight, or weights as for
-    `head_map`, of at most 64 tokens a side; weights below 0.02 have no line. `when` names a decoder's rows as there.
+    `head_map`, of at most 64 tokens a side; weights below 0.02 have no line.
     """
     heads = [head] if head is None or isinstance(head, int) else head
     if not heads:
         raise ShapeError("there are no heads to draw")
-    grids = [make_grid(source, number, sample=sample, queries=queries, keys=keys, when=when) for number in heads]
+    grids = [make_grid(source, number, sample=sample, queries=queries, keys=keys) for number in heads]
     mean: NDArray[np.float64] = np.mean([cells.values for cells in grids], axis=0)
     cells = WeightGrid(mean, grids[0].queries, grids[0].keys)
     rows, columns = len(cells.queries.positions), len(cells.keys.positions)
@@ -65,7 +63,7 @@ def lines(
             f"lines are for texts of at most {MAX_TOKENS} tokens a side, got {rows} queries × {columns} keys; "
             "head_map draws longer ones"
         )
-    looks = describe_rows(source, when if queries is None else None) or "looks"
+    looks = describe_rows(source) or "looks"
     with style.figure_style():
         figure = _draw_figure(cells)
         texts = [*(cells.queries.texts or ()), *(cells.keys.texts or ())]
@@ -137,7 +135,7 @@ def _describe_lines(cells: WeightGrid, looks: str) -> str:
 
 def _measure_row(words: Sequence[str]) -> float:
     """The width in inches of labels side by side."""
-    return sum(fonts.measure_width(word, FONT_SIZE) + GAP for word in words)
+    return sum(measure_width(word, FONT_SIZE) + GAP for word in words)
 
 
 def _place_row(words: Sequence[str], width: float, upright: bool) -> _Row:
@@ -146,7 +144,7 @@ def _place_row(words: Sequence[str], width: float, upright: bool) -> _Row:
         stacked = [stack_characters(word) if len(word) <= 4 else word for word in words]
         return _Row(stacked, [(index + 0.5) * width / len(words) for index in range(len(words))])
     rest = (width - _measure_row(words)) / len(words)
-    rooms = [fonts.measure_width(word, FONT_SIZE) + GAP + rest for word in words]
+    rooms = [measure_width(word, FONT_SIZE) + GAP + rest for word in words]
     return _Row(list(words), [end - room / 2 for end, room in zip(accumulate(rooms), rooms, strict=True)])
 
 
@@ -158,4 +156,4 @@ def _label_height(word: str) -> float:
     """The height in inches of an upright label: stacked, or turned by 90 degrees."""
     if "\n" in word or (len(word) == 1 and is_wide(word)):
         return (word.count("\n") + 1) * FONT_SIZE * 1.25 / 72
-    return fonts.measure_width(word, FONT_SIZE) + 0.05
+    return measure_width(word, FONT_SIZE) + 0.05

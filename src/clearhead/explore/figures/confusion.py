@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from clearhead.errors import ShapeError
-from clearhead.explore.figures import fonts, label_text, style
+from clearhead.explore.figures import label_text, style
 
 MAX_NUMBERED = 30  # labels: of more, the numbers in the cells would be too small
 MAX_LABEL_WIDTH = 32  # letters
@@ -30,7 +30,7 @@ def confusion_matrix(names: Sequence[str], counts: NDArray[np.int64], *, title: 
         labels = [label_text.make_drawable(name, MAX_LABEL_WIDTH) for name in names]
         size = style.TEXT if numbered else style.SMALL * 0.75
         side = len(names) * (0.42 if numbered else 0.135)
-        beside = max(fonts.measure_width(label, size) for label in labels) + 0.4
+        beside = max(label_text.measure_width(label, size) for label in labels) + 0.4
         figure = style.make_figure(side + beside + 1.2, side + beside + 1.3, boxes=True)
         axes = figure.add_subplot()
         norm = style.make_norm(1.0, exact=numbered)

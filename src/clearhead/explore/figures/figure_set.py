@@ -10,17 +10,14 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from clearhead.errors import ConfigError
-from clearhead.explore.figures import record_names
 from clearhead.explore.figures.atlas import find_roles, head_atlas
 from clearhead.explore.figures.attention_lines import has_lines, lines
-from clearhead.explore.figures.heatmaps import alignment, head_grid, head_map, side_by_side
+from clearhead.explore.figures.heatmaps import alignment, head_grid, head_map
 from clearhead.explore.figures.label_text import make_drawable
 from clearhead.explore.figures.lesson_figures import cost, positional_encodings, saturation
-from clearhead.explore.figures.measure_curves import curves
-from clearhead.explore.figures.media_figures import head_overlays, sound_alignment, word_overlays
-from clearhead.explore.figures.received_attention import received
-from clearhead.explore.figures.sentence_coverage import coverage
+from clearhead.explore.figures.media_figures import sound_alignment, word_overlays
 from clearhead.explore.figures.style import FORMATS, MAX_TITLE, is_our_figure, save, theme
+from clearhead.explore.figures.weight_grid import group_by_kind
 from clearhead.explore.head_summaries import find_most_informative
 from clearhead.explore.subjects import select_heads
 from clearhead.explore.token_axis import read_media
@@ -80,20 +77,17 @@ def list_lesson_figures() -> list[PlannedFigure]:
     ]
 
 
-def list_record_figures(
-    record: Record, heads: Sequence[str] = (), *, name: str | None = None, when: str | None = None
-) -> list[PlannedFigure]:
+def list_record_figures(record: Record, heads: Sequence[str] = (), *, name: str | None = None) -> list[PlannedFigure]:
     """The most informative figures of a record, for each of its calls.
 
     `heads`, such as decoder.1.cross:0,3, are drawn large; by default the best alignment and, for each kind of
-    self-attention, the head with the largest score in a role. `when` names a decoder's rows, as in `head_map`.
+    self-attention, the head with the largest score in a role.
     """
-    record_names.check_row_naming(when)
     planned = []
     for number, forward in enumerate(record.calls, start=1):
         prefix = f"part-{number}-" if len(record.calls) > 1 else ""
         model = name or forward.about.model or "attention"
-        for figure in _CallFigures(forward, select_heads(heads, forward), model, when).plan():
+        for figure in _CallFigures(forward, select_heads(heads, forward), model).plan():
             planned.append(figure._replace(name=prefix + figure.name))
     return planned
 
@@ -101,67 +95,52 @@ def list_record_figures(
 class _CallFigures:
     """Plans the figures of one call; titles name the model, the figure and the texts."""
 
-    def __init__(self, forward: Forward, heads: Mapping[str, Sequence[int]], model: str, when: str | None) -> None:
-        self.forward, self.model, self.when = forward, model, when
+    def __init__(self, forward: Forward, heads: Mapping[str, Sequence[int]], model: str) -> None:
+        self.forward, self.model = forward, model
         self.media = read_media(forward)
-        self.kinds = record_names.group_by_kind(forward.names)
+        self.kinds = group_by_kind(forward.names)
         self.crossing = [kind for kind, names in self.kinds.items() if forward[names[0]].cross]
         self.roles = {name: find_roles(forward, name) for name in forward.names}
         self.best = {kind: self._find_best(names) for kind, names in self.kinds.items()}
         self.wanted = [_Head(name, number) for name, numbers in heads.items() for number in numbers]
 
     def plan(self) -> Iterator[PlannedFigure]:
-        forward, kinds, crossing = self.forward, self.kinds, self.crossing
-        if crossing and forward.about.task == "summarisation":
-            draw = self._plan(coverage, forward, "what the summary covers")
-            yield PlannedFigure("coverage", "each sentence of the text: its share of the summary's attention", draw)
+        forward, crossing = self.forward, self.crossing
         yield from self._plan_alignments() if self.media is None else self._plan_media()
         yield from self._plan_lines()
         for head in self.wanted or [head for kind, head in self.best.items() if kind not in crossing]:
-            file, large = f"head-{head.name}-{head.number}", self._plan_head(head_map, head, when=self.when)
+            file, large = f"head-{head.name}-{head.number}", self._plan_head(head_map, head)
             yield PlannedFigure(file, f"{head}: the weights of each token", large)
         for name in dict.fromkeys(head.name for head in self.best.values()):
             captions = {number: role for _, number, role, _ in self.roles[name] if role != NONE}
-            draw = self._plan(head_grid, forward[name], name, when=self.when, captions=captions)
+            draw = self._plan(head_grid, forward[name], name, captions=captions)
             yield PlannedFigure(f"heads-{name}", f"{name}: all heads", draw)
-        if len(kinds) > 1:
-            draw = self._plan(side_by_side, forward, "the last layers", when=self.when)
-            yield PlannedFigure("side-by-side", f"{', '.join(kinds)}: the last layers side by side", draw)
         for by in ("role", "entropy", "distance"):
             draw = self._plan(head_atlas, forward, f"heads by {by}", by=by)
             yield PlannedFigure(f"atlas-{by}", f"every head, coloured by {by}", draw)
-        draw = self._plan(curves, forward, "entropy and distance")
-        yield PlannedFigure("curves", "entropy and distance over the text, by layer", draw)
-        for names in kinds.values():
-            last = names[-1]
-            draw = self._plan(received, forward[last], f"{last}, attention received, mean of all heads")
-            yield PlannedFigure(f"received-{last}", f"{last}: how much attention each token receives", draw)
 
     def _plan_alignments(self) -> Iterator[PlannedFigure]:
         for kind in self.crossing:
             head = self.best[kind]
             description = f"{head}: the source token with the largest weight for each target token"
-            yield PlannedFigure("alignment", description, self._plan_head(alignment, head, when=self.when))
+            yield PlannedFigure("alignment", description, self._plan_head(alignment, head))
 
     def _plan_lines(self) -> Iterator[PlannedFigure]:
         """Lines of the wanted heads, or of the best cross-attention or else self-attention, where texts are short."""
         for head in self.wanted or [self.best[kind] for kind in self.crossing or self.kinds]:
             sight = self.forward[head.name]
             if has_lines(sight) and not (self.media is not None and sight.cross):
-                file, draw = f"lines-{head.name}-{head.number}", self._plan_head(lines, head, when=self.when)
+                file, draw = f"lines-{head.name}-{head.number}", self._plan_head(lines, head)
                 yield PlannedFigure(file, f"{head}: lines between tokens, as thick as the weights", draw)
 
     def _plan_media(self) -> Iterator[PlannedFigure]:
-        """What each word looks at in a picture or sound: in the wanted heads or the best, and in all of that layer."""
+        """What each word looks at in a picture or sound: in the wanted heads or the best."""
         pictured = isinstance(self.media, PictureInput)
         best = [self.best[kind] for kind in self.crossing]
         for head in [head for head in self.wanted if self.forward[head.name].cross] or best:
             draw = self._plan_head(word_overlays if pictured else sound_alignment, head)
             shown = "the patches that each word" if pictured else "spectrogram, CTC, and the moments that each letter"
             yield PlannedFigure(f"overlay-{head.name}-{head.number}", f"{head}: {shown} looks at", draw)
-        for name in dict.fromkeys(head.name for head in best) if pictured else ():
-            draw = self._plan(head_overlays, self.forward[name], name)
-            yield PlannedFigure(f"overlays-{name}", f"{name}: the patches of each word, head by head", draw)
 
     def _plan(self, draw: Callable[..., Figure], source: Any, what: str, **options: Any) -> Callable[[], Figure]:
         """A figure with the title of this call: the model and what is drawn, then the input and the answer."""

@@ -1,9 +1,10 @@
-"""Heat maps: one head, all heads of a layer, several attentions side by side, the alignment of a translation."""
+"""Heat maps: one head, all heads of a layer, the alignment of a translation."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, floor, log10
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,22 +15,28 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from clearhead.errors import ShapeError
-from clearhead.explore.figures import fonts, record_names, style, tick_labels
-from clearhead.explore.figures.record_names import Texts
+from clearhead.explore.figures import style, weight_grid
+from clearhead.explore.figures.label_text import make_axis_labels, measure_width, stack_characters
 from clearhead.explore.figures.weight_grid import (
     MAX_LABELS,
+    GridAxis,
     Source,
+    Texts,
     WeightGrid,
     describe_heads,
     list_heads,
     make_grid,
 )
-from clearhead.lens import Forward, Record, Sight
+from clearhead.lens import Sight
 
 MAX_NUMBERED = 20  # tokens a side with numbers in their cells
-MAX_EQUAL_CELLS = 32  # tokens a side of maps side by side that share one size of cells
 MAX_VECTOR = 40  # cells a side that are drawn as vectors
 PANEL_CELLS = 160  # cells a side of one map among many
+MIN_PITCH = 0.125  # inches a token that has its own label
+POSITION_PITCH = 0.55  # inches between positions
+GAP = 0.06  # inches between labels on one line
+MIN_FONT = 7.5  # points
+MAX_STACKED = 4  # Chinese characters written from top to bottom
 
 
 class PlotSize(NamedTuple):
@@ -46,7 +53,6 @@ def head_map(
     sample: int = 0,
     queries: Texts = None,
     keys: Texts = None,
-    when: str | None = None,
     title: str | None = None,
 ) -> Figure:
     """A heat map of one head: a row has the weights of one query. By default the mean of all heads.
@@ -54,11 +60,11 @@ def head_map(
     `source` is a Sight, or weights (queries, keys), (heads, queries, keys) or (batch, heads, queries, keys). Up to 20
     tokens have numbers in their cells, up to 80 have labels; longer texts are drawn in blocks of tokens.
 
-    At each place a decoder has read one token and writes the next: `when` names its rows by the token "written" or
-    "read". The default is "written" in cross-attention, else "read".
+    At each place a decoder has read one token and writes the next. Its rows are named by the token written in
+    cross-attention, else by the one read.
     """
-    cells = make_grid(source, head, sample=sample, queries=queries, keys=keys, when=when)
-    words = ("key: is looked at", f"query: {describe_rows(source, when if queries is None else None) or 'looks'}")
+    cells = make_grid(source, head, sample=sample, queries=queries, keys=keys)
+    words = ("key: is looked at", f"query: {describe_rows(source) or 'looks'}")
     return _draw_single(cells, describe_heads(source, head) if title is None else title, words)
 
 
@@ -69,43 +75,41 @@ def alignment(
     sample: int = 0,
     queries: Texts = None,
     keys: Texts = None,
-    when: str | None = None,
     title: str | None = None,
 ) -> Figure:
     """A head map in which the largest weight of each row is framed: the source token of each target token.
 
-    Among equal weights the first is framed; a row that sees nothing has no frame. Some heads follow the token
-    "written", others the one "read"; by default the choice that aligns punctuation with punctuation is taken.
+    Among equal weights the first is framed; a row that sees nothing has no frame. Some heads follow the token that is
+    written, others the one that was read: rows are named so that punctuation is aligned with punctuation.
     """
-    if isinstance(source, Sight) and queries is None:
-        when = when or _choose_row_naming(source, head, sample)
-    cells = make_grid(source, head, sample=sample, queries=queries, keys=keys, when=when)
-    named_by = describe_rows(source, when) if queries is None else ""
-    side = f"target: {named_by}" if named_by else "target"
+    named_by = _choose_row_naming(source, head, sample) if isinstance(source, Sight) and queries is None else None
+    cells = make_grid(source, head, sample=sample, queries=queries, keys=keys, named_by=named_by)
+    rows = describe_rows(source, named_by) if queries is None else ""
+    side = f"target: {rows}" if rows else "target"
     return _draw_single(cells, describe_heads(source, head) if title is None else title, ("source", side), framed=True)
 
 
-def describe_rows(source: Source, when: str | None) -> str:
+def describe_rows(source: Source, named_by: str | None = None) -> str:
     """Whether rows are named by tokens written or read, in words; "" if there is no choice."""
     if not isinstance(source, Sight):
         return ""
-    if record_names.get_written_texts(source, when):
+    if weight_grid.get_written_texts(source, named_by):
         return "is being written"
-    by_choice = when == "read" and record_names.get_written_texts(source, "written")
+    by_choice = named_by == "read" and weight_grid.get_written_texts(source, "written")
     return "has just been read" if source.cross or by_choice else ""
 
 
 def _choose_row_naming(sight: Sight, head: int | None, sample: int) -> str:
     """The naming of rows, "written" or "read", with more weight from punctuation to punctuation."""
     cells = make_grid(sight, head, sample=sample)
-    columns = record_names.find_punctuation(cells.keys.texts)
+    columns = weight_grid.find_punctuation(cells.keys.texts)
     if not cells.exact or not any(columns):
         return "written"
     scores = dict[str, float]()
-    for when in ("written", "read"):
-        if rows := record_names.find_punctuation(record_names.get_query_texts(sight, sample, when)):
-            scores[when] = float(cells.values[np.ix_(rows, columns)].sum())
-    return max(scores, key=lambda when: scores[when], default="written")
+    for named_by in ("written", "read"):
+        if rows := weight_grid.find_punctuation(weight_grid.get_query_texts(sight, sample, named_by)):
+            scores[named_by] = float(cells.values[np.ix_(rows, columns)].sum())
+    return max(scores, key=lambda named_by: scores[named_by], default="written")
 
 
 def head_grid(
@@ -114,26 +118,19 @@ def head_grid(
     sample: int = 0,
     queries: Texts = None,
     keys: Texts = None,
-    when: str | None = None,
     title: str | None = None,
     captions: Mapping[int, str] | None = None,
 ) -> Figure:
-    """Heat maps of all heads of one attention on one colour scale; `captions` are added to their titles.
-
-    `when` names the rows as in `head_map`.
-    """
+    """Heat maps of all heads of one attention on one colour scale; `captions` are added to their titles."""
     numbers, captions = list_heads(source), captions or {}
     if not numbers:
         raise ShapeError("there are no heads to draw")
-    grids = [
-        make_grid(source, head, sample=sample, queries=queries, keys=keys, when=when, most=PANEL_CELLS)
-        for head in numbers
-    ]
+    grids = [make_grid(source, head, sample=sample, queries=queries, keys=keys, most=PANEL_CELLS) for head in numbers]
     titles = [f"head {head} · {captions[head]}" if captions.get(head) else f"head {head}" for head in numbers]
     columns = min(len(numbers), 4 if len(numbers) <= 16 else 8)
     rows = ceil(len(numbers) / columns)
     with style.figure_style():
-        size = _panel_size(grids[0], max(fonts.measure_width(words, style.SMALL) for words in titles))
+        size = _panel_size(grids[0], max(measure_width(words, style.SMALL) for words in titles))
         beside, above = _measure_labels(grids[0], size)
         wide, high = columns * (size.width + 0.15) + beside, rows * (size.height + 0.36) + above
         figure = style.make_figure(wide + 1.1, high + 1.1, boxes=True)
@@ -146,30 +143,7 @@ def head_grid(
         for axes in panels.flat[len(numbers) :]:
             axes.set_axis_off()
         default = source.name if isinstance(source, Sight) else ""
-        _finish(figure, grids[:1], norm, default if title is None else title)
-    return figure
-
-
-def side_by_side(
-    source: Record | Forward, *, sample: int = 0, when: str | None = None, title: str | None = None
-) -> Figure:
-    """The last layer of each kind of attention, side by side: heat maps of the mean of all heads."""
-    forward = record_names.get_call(source)
-    sights = [forward[names[-1]] for names in record_names.group_by_kind(forward.names).values()]
-    grids = [make_grid(sight, sample=sample, when=when, most=2 * PANEL_CELLS) for sight in sights]
-    with style.figure_style():
-        sizes = _equal_sizes(grids)
-        labels = [_measure_labels(cells, size) for cells, size in zip(grids, sizes, strict=True)]
-        width = sum(size.width + beside + 0.35 for size, (beside, _) in zip(sizes, labels, strict=True))
-        height = max(size.height + above for size, (_, above) in zip(sizes, labels, strict=True))
-        figure = style.make_figure(width + 1.0, height + 1.3, boxes=True)
-        panels = figure.subplots(1, len(grids), squeeze=False, width_ratios=[size.width for size in sizes])
-        norm, numbered = _make_norm(grids), all(map(_is_numbered, grids))
-        for axes, cells, size, sight in zip(panels.flat, grids, sizes, sights, strict=True):
-            _draw_map(axes, cells, norm, size, numbered=numbered)
-            axes.set_anchor("N")
-            axes.set_title(describe_heads(sight, None), fontsize=style.TEXT, pad=8)
-        _finish(figure, grids, norm, title)
+        _finish(figure, grids[0], norm, default if title is None else title)
     return figure
 
 
@@ -186,7 +160,7 @@ def _draw_single(cells: WeightGrid, title: str, words: tuple[str, str], *, frame
         axes.xaxis.set_label_position("top")
         if framed:
             _frame_strongest(axes, cells)
-        _finish(figure, [cells], norm, title)
+        _finish(figure, cells, norm, title)
     return figure
 
 
@@ -204,8 +178,8 @@ def _draw_map(axes: Axes, cells: WeightGrid, norm: Normalize, size: PlotSize, *,
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
     axes.set_box_aspect(size.height / size.width)
     axes.spines[:].set_visible(max(rows, columns) > MAX_VECTOR)
-    tick_labels.write_query_labels(axes, cells.queries, size.height / rows)
-    tick_labels.write_key_labels(axes, cells.keys, size.width / columns)
+    _write_query_labels(axes, cells.queries, size.height / rows)
+    _write_key_labels(axes, cells.keys, size.width / columns)
     if numbered:
         _write_numbers(axes, cells, norm)
 
@@ -226,17 +200,15 @@ def _frame_strongest(axes: Axes, cells: WeightGrid) -> None:
             axes.add_patch(Rectangle(corner, 1, 1, zorder=3, clip_on=False, **look))
 
 
-def _finish(figure: Figure, grids: Sequence[WeightGrid], norm: Normalize, title: str | None) -> None:
+def _finish(figure: Figure, cells: WeightGrid, norm: Normalize, title: str | None) -> None:
     """Adds the colour bar, the title and the notes."""
-    exact = all(cells.exact for cells in grids)
     scale = ScalarMappable(norm, style.current_theme().sequential)
-    style.add_colour_bar(figure, scale, figure.get_axes(), "attention weight" if exact else "share of attention")
-    sides = [axis for cells in grids for axis in (cells.queries, cells.keys) if axis.labelled]
-    texts = [text for axis in sides for text in axis.texts or ()]
-    blocks = sorted({(cells.queries.block, cells.keys.block) for cells in grids if not cells.exact})
-    meaning = "the sum over its keys, averaged over its queries"
-    notes = [f"A cell is {rows} × {columns} tokens: {meaning}." for rows, columns in blocks]
-    style.write_title(figure, title, [*notes, style.note_missing_fonts(texts), style.CAVEAT])
+    label = "attention weight" if cells.exact else "share of attention"
+    style.add_colour_bar(figure, scale, figure.get_axes(), label)
+    texts = [text for axis in (cells.queries, cells.keys) if axis.labelled for text in axis.texts or ()]
+    size = f"{cells.queries.block} × {cells.keys.block} tokens"
+    meaning = "" if cells.exact else f"A cell is {size}: the sum over its keys, averaged over its queries."
+    style.write_title(figure, title, [meaning, style.note_missing_fonts(texts), style.CAVEAT])
 
 
 def _make_norm(grids: Sequence[WeightGrid]) -> Normalize:
@@ -267,15 +239,6 @@ def _panel_size(cells: WeightGrid, widest: float) -> PlotSize:
     return PlotSize(max(size.width, widest), size.height)
 
 
-def _equal_sizes(grids: Sequence[WeightGrid]) -> list[PlotSize]:
-    """Sizes of maps side by side: equal cells if all maps are small, else equal maps."""
-    longest = max(max(cells.values.shape) for cells in grids)
-    if all(cells.exact for cells in grids) and longest <= MAX_EQUAL_CELLS:
-        side = 0.4 if longest <= MAX_NUMBERED else 0.17
-        return [PlotSize(columns * side, rows * side) for rows, columns in (cells.values.shape for cells in grids)]
-    return [_fit_into(4.6, *cells.values.shape) for cells in grids]
-
-
 def _fit_into(inches: float, rows: int, columns: int) -> PlotSize:
     longest = max(rows, columns)
     return PlotSize(*(max(inches * count / longest, 0.25 * inches) for count in (columns, rows)))
@@ -284,5 +247,89 @@ def _fit_into(inches: float, rows: int, columns: int) -> PlotSize:
 def _measure_labels(cells: WeightGrid, size: PlotSize) -> tuple[float, float]:
     """The width of the labels beside a map, and the height of those above it, in inches."""
     rows, columns = cells.values.shape
-    beside = tick_labels.measure_query_labels(cells.queries, size.height / rows)
-    return beside, tick_labels.measure_key_labels(cells.keys, size.width / columns)
+    beside = _measure_query_labels(cells.queries, size.height / rows)
+    return beside, _measure_key_labels(cells.keys, size.width / columns)
+
+
+def _write_query_labels(axes: Axes, axis: GridAxis, pitch: float) -> None:
+    """Writes labels on the left; `pitch` is the height of a cell in inches."""
+    cells, words = _place_labels(axis, pitch)
+    axes.set_yticks(cells, words, fontsize=_font_size(axis, pitch))
+
+
+def _write_key_labels(axes: Axes, axis: GridAxis, pitch: float) -> None:
+    """Writes labels at the top: horizontally if they fit, else rotated or stacked."""
+    cells, words = _place_labels(axis, pitch)
+    points, flat = _fit_one_line(words, axis, pitch)
+    axes.xaxis.tick_top()
+    axes.set_xticks(cells, words if flat else [_stack_short(word) for word in words], fontsize=points)
+    for text in axes.get_xticklabels():
+        if not flat and _is_rotated(text.get_text(), points, pitch):
+            text.set_rotation(90)
+        text.set(linespacing=1.0, va="bottom", ha="center")
+
+
+def _measure_query_labels(axis: GridAxis, pitch: float) -> float:
+    """The width in inches of the labels of queries."""
+    points, (_, words) = _font_size(axis, pitch), _place_labels(axis, pitch)
+    return max((measure_width(word, points) for word in words), default=0.0)
+
+
+def _measure_key_labels(axis: GridAxis, pitch: float) -> float:
+    """The height in inches of the labels of keys."""
+    _, words = _place_labels(axis, pitch)
+    points, flat = _fit_one_line(words, axis, pitch)
+    upright = [] if flat else [_stack_short(word) for word in words]
+    turned = [measure_width(word, points) for word in upright if _is_rotated(word, points, pitch)]
+    return max([points * 1.25 / 72 * (word.count("\n") + 1) for word in upright or [""]] + turned)
+
+
+def _has_all_labels(axis: GridAxis, pitch: float) -> bool:
+    """Whether every token gets a label."""
+    return axis.labelled and pitch >= MIN_PITCH
+
+
+def _place_labels(axis: GridAxis, pitch: float) -> tuple[list[float], list[str]]:
+    """Where labels stand, in cells, and their texts."""
+    count = len(axis.positions)
+    if _has_all_labels(axis, pitch):
+        return [float(cell) for cell in range(count)], make_axis_labels(axis.texts, axis.positions)
+    step = _round_step(count * POSITION_PITCH / max(pitch * axis.cells, POSITION_PITCH))
+    tokens = range(0, count, step)
+    return [(token + 0.5) / axis.block - 0.5 for token in tokens], [f"{axis.positions[token]:,}" for token in tokens]
+
+
+def _round_step(least: float) -> int:
+    """The smallest of 1, 2, 5 times a power of ten that is at least `least`.
+
+    >>> [_round_step(number) for number in (0.3, 1.5, 21.0, 50.0, 51.0)]
+    [1, 2, 50, 50, 100]
+    """
+    if least <= 1:
+        return 1
+    power = 10 ** floor(log10(least))
+    return int(next(times * power for times in (1, 2, 5, 10) if times * power >= least))
+
+
+def _font_size(axis: GridAxis, pitch: float) -> float:
+    """The font size in points."""
+    return min(style.TEXT, 72 * pitch * 0.74) if _has_all_labels(axis, pitch) else style.SMALL
+
+
+def _fit_one_line(words: Sequence[str], axis: GridAxis, pitch: float) -> tuple[float, bool]:
+    """The font size of labels on one line, and whether they fit; a smaller font is preferred to rotation."""
+    points = _font_size(axis, pitch)
+    if not _has_all_labels(axis, pitch):
+        return points, True
+    fitting = points * (pitch - GAP) / max(measure_width(word, points) for word in words)
+    return (min(points, fitting), True) if fitting >= MIN_FONT else (points, False)
+
+
+def _is_rotated(word: str, points: float, pitch: float) -> bool:
+    """Whether a label is rotated: not single characters, nor pairs that fit."""
+    letters = len(unicodedata.normalize("NFC", word))
+    return "\n" not in word and letters > 1 and (letters > 2 or measure_width(word, points) > pitch - GAP)
+
+
+def _stack_short(word: str) -> str:
+    return stack_characters(word) if len(word) <= MAX_STACKED else word

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import timeit
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -129,8 +129,6 @@ def measure_costs(lengths: Sequence[int] = LENGTHS) -> list[Cost]:
 
     Times are the best of three runs. A method that took longer than 0.25 s is not tried with more tokens.
     """
-    if not lengths or min(lengths) < 1:
-        raise ConfigError(f"lengths must be whole numbers of at least 1, got {list(lengths)}")
     costs, generator = list[Cost](), torch.Generator().manual_seed(0)
     for method, run in METHODS.items():
         for tokens in sorted(lengths):
@@ -138,7 +136,7 @@ def measure_costs(lengths: Sequence[int] = LENGTHS) -> list[Cost]:
             job = partial(run, *tensors)
             with torch.no_grad():
                 memory = _measure_memory(job)  # the first run, which also warms up
-                seconds = min(_measure_seconds(job) for _ in range(3))
+                seconds = min(timeit.repeat(job, number=1, repeat=3))
             costs.append(Cost(method, tokens, seconds, memory))
             if seconds > MAX_SECONDS:
                 break
@@ -186,12 +184,6 @@ def _set_log_axes(axes: Axes, lengths: Sequence[int]) -> None:
     square = [low * 1.3, low * 1.3 * (last / first) ** 2]
     axes.plot([first, last], square, "--", color=style.current_theme().muted, linewidth=0.9)
     axes.set_ylim(low, high)
-
-
-def _measure_seconds(job: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    job()
-    return time.perf_counter() - began
 
 
 def _measure_memory(job: Callable[[], object]) -> int:

@@ -14,8 +14,8 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure
 
 from clearhead.errors import RecordError
-from clearhead.explore.figures import fonts, style
-from clearhead.explore.figures.label_text import make_labels
+from clearhead.explore.figures import style
+from clearhead.explore.figures.label_text import make_labels, measure_width
 from clearhead.explore.figures.weight_grid import MAX_LABELS, make_grid
 from clearhead.explore.token_axis import read_media
 from clearhead.lens import Sight
@@ -48,36 +48,18 @@ def word_overlays(sight: Sight, head: int | None = None, *, sample: int = 0, tit
     rows = ceil((shown + 1) / MAX_COLUMNS)
     columns = ceil((shown + 1) / rows)
     with style.figure_style():
-        figure, grid = _make_panels(media, rows, columns)
+        height, width = media.pixels.shape[:2]
+        wide, high = (PANEL * size / max(height, width) for size in (width, height))
+        figure = style.make_figure(columns * (wide + 0.1) + 0.4, rows * (high + 0.32) + 1.0, boxes=True)
+        grid = figure.subplots(rows, columns, squeeze=False)
         _draw_picture(grid.flat[0], media.pixels, "")
         for axes, label, weights in zip(grid.flat[1:], words.labels[:shown], words.weights, strict=False):
             _draw_picture(axes, blend_overlay(media, weights), label)
         for axes in grid.flat[shown + 1 :]:
             axes.set_axis_off()
-        _write_notes(figure, title, words, shown)
+        cut = f"The first {shown} of {len(words.labels)} words." if shown < len(words.labels) else ""
+        style.write_title(figure, title, [cut, style.note_missing_fonts(words.texts), style.CAVEAT])
     return figure
-
-
-def head_overlays(sight: Sight, *, sample: int = 0, title: str | None = None) -> Figure:
-    """A row of pictures for each head: what every word looks at in it."""
-    media = _read_picture(sight)
-    words_of_heads = [_read_words(sight, head, sample) for head in sight.heads]
-    labels = words_of_heads[0].labels
-    shown = min(len(labels), 2 * MAX_COLUMNS)
-    with style.figure_style():
-        figure, grid = _make_panels(media, len(sight.heads), shown, 0.62 * PANEL)
-        for head, row, words in zip(sight.heads, grid, words_of_heads, strict=True):
-            first = head == sight.heads[0]
-            for axes, weights, label in zip(row, words.weights, labels, strict=False):
-                _draw_picture(axes, blend_overlay(media, weights), label if first else "")
-            row[0].set_ylabel(f"head {head}", fontsize=style.SMALL, rotation=0, ha="right", va="center")
-        _write_notes(figure, title, words_of_heads[0], shown)
-    return figure
-
-
-def _write_notes(figure: Figure, title: str | None, words: _Words, shown: int) -> None:
-    cut = f"The first {shown} of {len(words.labels)} words." if shown < len(words.labels) else ""
-    style.write_title(figure, title, [cut, style.note_missing_fonts(words.texts), style.CAVEAT])
 
 
 def sound_alignment(sight: Sight, head: int | None = None, *, sample: int = 0, title: str | None = None) -> Figure:
@@ -112,8 +94,6 @@ def _draw_letters(axes: Axes, media: SoundInput, words: _Words, norm: Normalize)
     axes.set(ylim=(count - 0.5, -0.5), xlim=(media.start, max(edges[-1], heard)))
     step = ceil(count / MAX_LABELS)
     axes.set_yticks(range(0, count, step), words.labels[::step], fontsize=style.SMALL)
-    for text in axes.get_yticklabels():
-        text.set_parse_math(False)
     axes.set_xlabel("seconds", fontsize=style.SMALL, color=theme.muted)
     axes.spines[:].set_visible(False)
 
@@ -158,18 +138,11 @@ def _read_words(sight: Sight, head: int | None, sample: int) -> _Words:
     return _Words(make_labels(texts), texts, weights)
 
 
-def _make_panels(media: PictureInput, rows: int, columns: int, side: float = PANEL) -> tuple[Figure, np.ndarray]:
-    height, width = media.pixels.shape[:2]
-    wide, high = (side * size / max(height, width) for size in (width, height))
-    figure = style.make_figure(columns * (wide + 0.1) + 0.4, rows * (high + 0.32) + 1.0, boxes=True)
-    return figure, figure.subplots(rows, columns, squeeze=False)
-
-
 def _draw_picture(axes: Axes, pixels: UInt8[np.ndarray, "height width 3"], label: str) -> None:
     axes.imshow(pixels, interpolation="nearest")
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set(visible=True, color=style.current_theme().grid)
-    axes.set_title(label, fontsize=style.SMALL, pad=3).set_parse_math(False)
+    axes.set_title(label, fontsize=style.SMALL, pad=3)
 
 
 def _draw_spectrogram(axes: Axes, media: SoundInput) -> None:
@@ -196,8 +169,7 @@ def _draw_spikes(axes: Axes, media: SoundInput, inches: float) -> None:
     times = [media.start + (position + 0.5) * media.position_seconds for position, _, _ in media.spikes]
     axes.vlines(times, 0, [chance for _, _, chance in media.spikes], color=theme.highlight, linewidth=1.4)
     for time, label, chance in _join_spikes(media, inches):
-        text = axes.text(time, chance + 0.06, label, ha="center", va="bottom", fontsize=style.SMALL)
-        text.set_parse_math(False)
+        axes.text(time, chance + 0.06, label, ha="center", va="bottom", fontsize=style.SMALL)
     axes.set(ylim=(0, 1.75), yticks=[])
     axes.spines[["top", "left", "right"]].set_visible(False)
     axes.tick_params(labelbottom=False)
@@ -214,7 +186,7 @@ def _join_spikes(media: SoundInput, inches: float) -> list[tuple[float, str, flo
         before = (position, text)
         if groups:
             first, last, joined, height = groups[-1]
-            room = sum(fonts.measure_width(_label_spike(label), style.SMALL) for label in (joined, text)) / 2 + 0.04
+            room = sum(measure_width(_label_spike(label), style.SMALL) for label in (joined, text)) / 2 + 0.04
             if again or (time - (first + last) / 2) * second < room:
                 groups[-1] = (first, time, joined + ("" if again else text), max(height, chance))
                 continue

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, SupportsFloat
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, PowerNorm, to_hex, to_rgb
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, PowerNorm, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.typing import ColorType
 
 from clearhead.errors import ConfigError
-from clearhead.explore.figures import fonts, label_text
+from clearhead.explore.figures import label_text
 from clearhead.formatting import suggest_name
 from clearhead.storage import atomic_file
 
@@ -49,17 +49,12 @@ class Theme(NamedTuple):
     diverging: Colormap  # around 0
     cyclic: Colormap  # angles
     categorical: tuple[str, ...]  # after Paul Tol
-    sequential_lines: Colormap  # for lines in an order, such as layers
     line_hues: Colormap  # lines between tokens, from the first key to the last
     dark: bool = False
 
 
 def _make_colormap(*colours: str) -> Colormap:
     return LinearSegmentedColormap.from_list("clearhead", colours)
-
-
-def _cut_colormap(whole: Colormap, first: float, last: float) -> Colormap:
-    return _make_colormap(*(to_hex(whole(first + (last - first) * step / 32)) for step in range(33)))
 
 
 LIGHT = Theme(
@@ -72,7 +67,6 @@ LIGHT = Theme(
     diverging=_make_colormap("#0b3c7d", "#5b93c9", "#f7f7f5", "#dd8452", "#7a2408"),
     cyclic=matplotlib.colormaps["twilight"],
     categorical=("#332288", "#cc6677", "#117733", "#88ccee", "#882255", "#ddcc77", "#44aa99", "#aa4499", "#999933"),
-    sequential_lines=_cut_colormap(matplotlib.colormaps["viridis"], 0.0, 0.88),
     line_hues=_make_colormap(*LINE_COLOURS[0]),
 )
 DARK = Theme(
@@ -85,13 +79,10 @@ DARK = Theme(
     diverging=_make_colormap("#9fd0ff", "#3f7cb8", "#20242c", "#c8683a", "#ffd9bd"),
     cyclic=matplotlib.colormaps["twilight_shifted"],
     categorical=("#77aadd", "#ee8866", "#44bb99", "#99ddff", "#ffaabb", "#eedd88", "#bbcc33", "#dd99dd", "#aaaa00"),
-    sequential_lines=_cut_colormap(matplotlib.colormaps["viridis"], 0.3, 1.0),
     line_hues=_make_colormap(*LINE_COLOURS[1]),
     dark=True,
 )
 THEMES = {"light": LIGHT, "dark": DARK}
-
-DASHES = ("-", "--", "-.", ":")
 
 _current: ContextVar[Theme] = ContextVar("theme", default=LIGHT)
 
@@ -117,7 +108,7 @@ def figure_style() -> Iterator[Theme]:
     """Context manager: applies the theme's fonts and colours; dollar signs are not read as formulas."""
     theme = current_theme()
     settings: Any = {
-        "font.family": list(fonts.list_families()),
+        "font.family": list(label_text.list_families()),
         "font.size": TEXT,
         "text.parse_math": False,
         "text.usetex": False,
@@ -203,21 +194,13 @@ def write_in_cell(axes: Axes, x: SupportsFloat, y: SupportsFloat, text: str, col
 
 
 def choose_text_colour(colour: ColorType) -> str:
-    """White or dark text, whichever has more contrast to this colour."""
-    return max(("#ffffff", LIGHT.text), key=lambda ink: contrast_ratio(ink, colour))
+    """White or dark text, whichever has more contrast to this colour, as WCAG defines it."""
+    light, ground, dark = (measure_luminance(ink) + 0.05 for ink in ("#ffffff", colour, LIGHT.text))
+    return "#ffffff" if light / ground >= ground / dark else LIGHT.text
 
 
-def contrast_ratio(first: ColorType, second: ColorType) -> float:
-    """The contrast of two colours, from 1 to 21, as WCAG defines it.
-
-    >>> round(contrast_ratio("#ffffff", "#000000")), round(contrast_ratio("#777777", "#ffffff"), 2)
-    (21, 4.48)
-    """
-    dark, light = sorted(_luminance(colour) for colour in (first, second))
-    return (light + 0.05) / (dark + 0.05)
-
-
-def _luminance(colour: ColorType) -> float:
+def measure_luminance(colour: ColorType) -> float:
+    """The relative luminance of a colour, from 0 to 1, as WCAG defines it."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

@@ -1,8 +1,9 @@
-"""WeightGrid: one head's weights as a grid, from recorded attention or a tensor, with the texts of both axes."""
+"""WeightGrid: one head's weights as a grid, from recorded attention or a tensor, with names and texts of its axes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.errors import RecordError, ShapeError
-from clearhead.explore.figures import record_names
-from clearhead.explore.figures.record_names import Texts
-from clearhead.lens import Sight
+from clearhead.explore.token_axis import display_token_lists, is_punctuation
+from clearhead.lens import Forward, Record, Sight
 from clearhead.lens.measures.definition import choose_blocks, sum_blocks
 
+Texts = Sequence[str | None] | None
 Source = Sight | Float[Tensor, "*heads queries keys"]
 MAX_CELLS = 512  # a side: more cannot be distinguished in a figure
 MAX_LABELS = 80  # tokens with readable labels
@@ -60,22 +61,21 @@ def make_grid(
     sample: int = 0,
     queries: Texts = None,
     keys: Texts = None,
-    when: str | None = None,
+    named_by: str | None = None,
     most: int = MAX_CELLS,
 ) -> WeightGrid:
     """The weights of a head, by default the mean of all heads, in at most `most` cells a side.
 
-    `queries` and `keys` are the texts of the tokens if the source does not know them; `when` names a decoder's rows by
-    the token "written" or "read".
+    `queries` and `keys` are the texts of the tokens if the source does not know them; a decoder's rows are `named_by`
+    the token "written" or "read", as `get_query_texts` does.
     """
-    record_names.check_row_naming(when)
     if isinstance(source, Sight):
         sums, positions, blocks = _read_sight(source, head, sample)
         count = source.keys
-        queries = record_names.get_query_texts(source, sample, when) if queries is None else queries
-        keys = record_names.get_key_texts(source, sample) if keys is None else keys
+        queries = get_query_texts(source, sample, named_by) if queries is None else queries
+        keys = get_key_texts(source, sample) if keys is None else keys
     else:
-        sums = select_weights(source, head, sample)
+        sums = _select_weights(source, head, sample)
         positions, count, blocks = list(range(sums.shape[0])), sums.shape[1], (1, 1)
         queries = keys if queries is None and len(positions) == count else queries
     if not positions or not count:
@@ -123,7 +123,7 @@ def _read_sight(
     return sight.map[sample, [sight.place_of(number) for number in heads]].double().mean(0), positions, sight.blocks
 
 
-def select_weights(
+def _select_weights(
     weights: Float[Tensor, "*heads queries keys"], head: int | None, sample: int
 ) -> Float[Tensor, "queries keys"]:
     """The weights (queries, keys) of one head and sample, or the mean of all heads."""
@@ -159,3 +159,71 @@ def _cut_texts(texts: Texts, count: int, what: str) -> Texts:
 def _check_number(number: int, count: int, what: str) -> None:
     if not 0 <= number < count:
         raise ShapeError(f"there are {count} {what}, numbered from 0; there is no {number!r}")
+
+
+def split_name(name: str) -> tuple[str, int | None]:
+    """The kind of an attention and its layer, None if its name has no number.
+
+    >>> split_name("decoder.3.cross"), split_name("encoder.0.self#2"), split_name("mixer")
+    (('decoder cross', 3), ('encoder self #2', 0), ('mixer', None))
+    """
+    match = re.fullmatch(r"(.*?)\.?(\d+)\.?([^#]*)(#\d+)?", name)
+    if not match:
+        return name, None
+    parts = (part.replace(".", " ") for part in (match[1], match[3], match[4] or ""))
+    return " ".join(part for part in parts if part) or "attention", int(match[2])
+
+
+def group_by_kind(names: Iterable[str]) -> dict[str, list[str]]:
+    """Attention names by kind, in their order: {"encoder self": ["encoder.0.self", …], …}."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(split_name(name)[0], []).append(name)
+    return kinds
+
+
+def find_punctuation(texts: Texts) -> list[bool]:
+    """Which tokens are punctuation only."""
+    shown, _, _ = display_token_lists([text or "" for text in texts or ()])
+    return list(map(is_punctuation, shown))
+
+
+def get_call(source: Record | Forward) -> Forward:
+    """The only call of a record; RecordError if it has several or none."""
+    if isinstance(source, Record) and len(source.calls) != 1:
+        raise RecordError(f"the record has {len(source.calls)} calls; pass one of them, such as record.calls[0]")
+    return source.calls[0] if isinstance(source, Record) else source
+
+
+def get_key_texts(sight: Sight, sample: int) -> Texts:
+    """The texts of the keys; None if they are not known."""
+    return _texts_or_none(sight.texts(sample))
+
+
+def get_query_texts(sight: Sight, sample: int, named_by: str | None = None) -> Texts:
+    """The texts of the measured queries.
+
+    A decoder's rows are named by the token "written" there or the one "read" before; by default, cross-attention by the
+    token written and self-attention by the token read.
+    """
+    positions, written = sight.queries.tolist(), get_written_texts(sight, named_by)
+    if written is not None:
+        return [written[position] if position < len(written) else None for position in positions]
+    if sight.forward is None:
+        return None
+    if not sight.cross:
+        return _texts_or_none([sight.text(sample, position) for position in positions])
+    kind = sight.forward.kind_of(sight.name, False)
+    return _texts_or_none([sight.forward.text(kind, sample, position, sight.inputs) for position in positions])
+
+
+def get_written_texts(sight: Sight, named_by: str | None = None) -> Texts:
+    """The tokens that a decoder writes, if its rows are named by them and they are known; else None."""
+    in_encoder = not sight.cross and "encoder" in sight.name.split(".")
+    if sight.forward is None or in_encoder or (named_by or ("written" if sight.cross else "read")) == "read":
+        return None
+    return sight.forward.about.writes or None
+
+
+def _texts_or_none(texts: list[str | None]) -> Texts:
+    return texts if any(text is not None for text in texts) else None

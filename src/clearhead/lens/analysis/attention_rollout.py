@@ -126,16 +126,10 @@ def _propagate_through(sight: Sight, rows: Tensor, inputs: Sequence[int] = ()) -
 
 def _take_sample(call: Call, sample: int) -> Call:
     """The same call for one sample."""
-
-    def take(tensor: Tensor) -> Tensor:
-        return tensor[sample : sample + 1] if len(tensor) > 1 else tensor
-
-    mask, bias = call.mask, call.bias
-    if bias is not None and bias.batch > 1:
-        bias = bias.replace(take(bias.parameter))
-    return call._replace(
-        q=take(call.q), k=take(call.k), v=take(call.v), mask=mask if mask is None else mask.map(take), bias=bias
-    )
+    samples = slice(sample, sample + 1)
+    scorer = TileScorer.of_call(call).select_samples(samples)
+    q, k, v = (tensor[samples] if len(tensor) > 1 else tensor for tensor in (call.q, call.k, call.v))
+    return call._replace(q=q, k=k, v=v, mask=scorer.mask, bias=scorer.bias)
 
 
 def propagate(call: Call, rows: Float[Tensor, "batch queries"]) -> Float[Tensor, "batch keys"]:

@@ -45,15 +45,14 @@ def hide(model: nn.Module, tokens: TokenChoice) -> Iterator[None]:
     """Within it no query sees the keys of these tokens, in any layer that reads their text.
 
     Tokens are named by text and position. Of an encoder-decoder, "source" is what the encoder and the cross-attention
-    read, "target" what the decoder reads; of every other model there is one text, "tokens". A single attention can be
+    read, "target" what the decoder reads; of every other model there is one text, "tokens". One attention can be
     named, too, or several by a pattern such as "decoder.*.cross". Positions count the tokens that go in, from 0,
-    padding included; with a cache those of earlier steps come first. They are numbers or a slice, as in Python's
-    indexing; negative ones count from the end of the text in the first pass of a cache, and a slice without end goes on
-    while the text grows. A number that no pass reached is refused at the end; a slice is cut.
+    padding included. They are numbers or a slice, as in Python's indexing; negative ones count from the end of the text
+    in the first pass of a cache, and a slice without end goes on while the text grows. A number that no pass reached is
+    refused at the end; a slice is cut.
 
-    It is the same as a mask, `Mask.hidden`, over these keys: hidden from all queries, the token itself included, and a
-    query that sees nothing gets zeros. The token is not removed: its own hidden state is computed on, and what reads
-    hidden states without attention still gets it (a mean over all tokens, a tag, CTC, the next token after it).
+    It is the same as a mask, `Mask.hidden`, over these keys: a query that sees nothing gets zeros. The token is not
+    removed: what reads its hidden state without attention still gets it (a mean over all tokens, a tag, CTC).
 
     For our models with every backend, compiled or not, in training, with a cache, with beams; for Hugging Face's with
     the attention "sdpa" or "eager", not compiled. Several add up. It holds for every thread that uses the model, and
@@ -88,8 +87,6 @@ def name_texts(names: Collection[str]) -> dict[str, str]:
 
     >>> name_texts(["encoder.0.self", "decoder.0.self", "decoder.0.cross"])
     {'encoder.0.self': 'source', 'decoder.0.self': 'target', 'decoder.0.cross': 'source'}
-    >>> name_texts(["encoder.0.self"])
-    {'encoder.0.self': 'tokens'}
     """
     if not any(_is_cross(name) for name in names):
         return dict.fromkeys(names, "tokens")
@@ -122,7 +119,7 @@ def _read_positions(wanted: Any, positions: Any) -> tuple[list[int], tuple[int |
     """Positions that count from the start, in order; and the others: numbers from the end, and slices."""
     number = to_python_number(positions)
     parts = [number] if isinstance(number, (int, slice)) else number
-    if isinstance(parts, (str, bytes, Mapping)) or not isinstance(parts, (Collection, Tensor)):
+    if isinstance(parts, (str, bytes, Mapping)) or not isinstance(parts, Collection):
         raise LensError(
             f"the positions of {wanted!r} must be a list of numbers such as [0, 2], or a slice such as slice(2, 5), "
             f"got {positions!r:.80}"

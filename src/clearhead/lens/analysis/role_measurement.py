@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from clearhead.errors import LensError
 from clearhead.lens.analysis.repeated_tokens import MIN_VISIBLE, PASSAGE, draw_repeated_tokens, make_repeat_probes
 from clearhead.lens.analysis.roles import NEAR, HeadRoles, counts_queries
-from clearhead.lens.attention_names import find_attentions, to_python_number, to_python_numbers, unwrap_model
+from clearhead.lens.attention_names import find_attentions, to_python_number, unwrap_model
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.capture.watch_settings import Probe
 from clearhead.lens.measures.definition import check_counts
+from clearhead.lens.measures.selections import is_whole
 from clearhead.lens.record.attention_views import Forward, Sight
 
 UNKNOWN = "Induction and duplicates were not measured: that needs a text of 10 tokens, and a vocabulary to draw from."
@@ -63,7 +64,8 @@ def head_roles(
     call_model = partial(_run_model, model) if run is None else run
     batches = text_inputs.without_padding() if run is None else [text_inputs]
     tally = _Tally(near, delimiters)
-    with watch(model, layers=layers, rows=rows, pixels=0, top=0, probes=_make_neighbour_probes(near)) as record:
+    neighbours: dict[str, Probe] = {str(step): partial(torch.add, step) for step in range(-near, near + 1)}
+    with watch(model, layers=layers, rows=rows, pixels=0, top=0, probes=neighbours) as record:
         for batch in batches:
             call_model(*batch.texts)
     if len(batches) != len(record.calls):
@@ -235,14 +237,10 @@ def _check_options(delimiters: Any, run: Any, near: int, pad: Any, seed: int) ->
     check_counts(LensError, seed=seed)
     if run is not None and not callable(run):
         raise LensError(f"run must be a function that calls the model, got {run!r:.60}")
-    ids = (
-        [to_python_number(token) for token in to_python_numbers(delimiters)]
-        if isinstance(delimiters, (Collection, Tensor))
-        else None
-    )
-    if ids is None or any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
+    ids: list[Any] = [to_python_number(token) for token in delimiters] if isinstance(delimiters, Collection) else [None]
+    if not all(map(is_whole, ids)):
         raise LensError(f"delimiters must be a list of token ids, such as [13], got {delimiters!r:.60}")
-    if pad is not None and (isinstance(pad, bool) or not isinstance(pad, int)):
+    if pad is not None and not is_whole(pad):
         raise LensError(f"pad must be a token id, such as tokenizer.pad_token_id, got {pad!r:.60}")
     return frozenset(ids)
 
@@ -255,10 +253,6 @@ def _find_tokens(sight: Sight, texts: tuple[Tensor, ...], side: str) -> Tensor |
     tokens = texts[0 if source else -1].cpu()
     needed = sight.keys if side == "keys" else max(sight.queries.tolist(), default=-1) + 1
     return tokens[:, :needed] if len(tokens) == len(sight.entropy) and tokens.shape[1] >= needed else None
-
-
-def _make_neighbour_probes(near: int) -> dict[str, Probe]:
-    return {str(step): partial(torch.add, step) for step in range(-near, near + 1)}
 
 
 def _run_model(model: nn.Module, *texts: Tensor) -> None:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -148,19 +148,11 @@ def _wrap_method(owner: type, name: str, method: Callable[..., Any]) -> Callable
     return call
 
 
-@runtime_checkable
-class PassCallbacks(Protocol):
-    """The callbacks of one watch for the forward passes of a module."""
-
-    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
-    def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None: ...
-
-
 Hook = Callable[..., None]
 
 
 class ForwardHooks:
-    """One pair of forward hooks per module, shared by all watches.
+    """One pair of forward hooks per module, shared by all watches: they call `begin` and `end` of each.
 
     They are the same for all watches and keep their ids, on which compiled code guards, so that code compiled under the
     first watch serves the others. The hook at the end is also called if the pass raised. Neither is called where a
@@ -178,12 +170,12 @@ class ForwardHooks:
             for callbacks in () if is_recomputing() else attachments.users(module):
                 callbacks.end(module, *arguments)
 
-        attachments = Attachments[nn.Module, PassCallbacks](self._update)
+        attachments = Attachments[nn.Module, Any](self._update)
         self.using = attachments.using
         self._begin, self._end = begin, end
         self._ids: weakref.WeakKeyDictionary[nn.Module, tuple[int, int]] = weakref.WeakKeyDictionary()
 
-    def _update(self, module: nn.Module, users: tuple[PassCallbacks, ...]) -> None:
+    def _update(self, module: nn.Module, users: tuple[Any, ...]) -> None:
         if module not in self._ids:
             begin = module.register_forward_pre_hook(self._begin, with_kwargs=True)
             end = module.register_forward_hook(self._end, with_kwargs=True, always_call=True)

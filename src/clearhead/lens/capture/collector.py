@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping
 
@@ -11,9 +10,8 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
-from clearhead.attention import Mask, Seen
-from clearhead.attention.call import Call, check_call
-from clearhead.attention.call_slices import slice_heads
+from clearhead.attention import Seen
+from clearhead.attention.call import Call, check_call, slice_heads
 from clearhead.errors import LensError
 from clearhead.lens.attention_names import unwrap_model
 from clearhead.lens.capture.growing_call import GrowingAttention, GrowingCall
@@ -23,7 +21,7 @@ from clearhead.lens.capture.measure_queue import MeasureQueue
 from clearhead.lens.capture.output_projection import make_value_norms
 from clearhead.lens.capture.part_measurement import Norms, Part
 from clearhead.lens.capture.watch_settings import (
-    Sizes,
+    AttentionShape,
     WatchSettings,
     count_dense_bytes,
     estimate_bytes,
@@ -58,11 +56,10 @@ class Collector:
         self.thread, self.warned = threading.get_ident(), False
         self.ran = False  # whether any attention was recorded
         self.interruptions: Counter[str] = Counter()  # how many recorded passes each exception ended
-        self.transfer = HostTransfer(settings.device_budget)
-        self.queue = MeasureQueue(settings.device_budget)
+        self.transfer = HostTransfer()
+        self.queue = MeasureQueue()
         self._current: dict[int, GrowingCall] = {}  # the call of each thread
         self._thread, self._lock = _ThreadState(), threading.RLock()
-        self._counted: weakref.WeakSet[Mask] = weakref.WeakSet()  # masks that layers share are kept once
         self._calls: dict[int, GrowingCall] = {}  # by the id of the cache that they follow
 
     def __enter__(self) -> Collector:
@@ -192,9 +189,6 @@ class Collector:
                 first_query = first_key + locate_first_query(call.mask, call.q.shape[2], call.k.shape[2])
             sharing = whole.q.shape[1] // whole.k.shape[1]
             attention = self._find_attention(name, call, first_query, growing, cross, static, sharing)
-            with self._lock:
-                # Not with the call: dense masks and biases differ by layer and step.
-                self.record.expected_bytes += self._count_new_dense_bytes(call)
             grows = growing is not None and not static
             logsumexp = seen.logsumexp if self.settings.heads is None else None
             norms = self._make_norms(name, whole, out) if self.settings.detail.norms else None
@@ -229,7 +223,7 @@ class Collector:
                 attention = GrowingAttention(
                     *(name, heads, cross, self.settings.detail, history, sharing, self.transfer, self.queue)
                 )
-                call.add_attention(name, attention)
+                call.attentions[name] = call.forward.sights[name] = attention
             self._thread.call = self._current[threading.get_ident()] = call
             extended = self._thread.extended
             if extended is not None and call not in extended:
@@ -286,25 +280,15 @@ class Collector:
     def _new_call(self, seen: Call) -> GrowingCall:
         self.queue.flush_layers()  # of the call before
         call, (batch, heads, queries, d) = GrowingCall(), seen.q.shape
-        sizes = Sizes(batch, heads, seen.k.shape[1], d, queries, seen.k.shape[2], seen.q.itemsize)
-        expected = len(self.settings.layers) * estimate_bytes(self.settings.detail, sizes)
+        shape, keys = AttentionShape(heads, seen.k.shape[1], d, seen.q.itemsize), seen.k.shape[2]
+        expected = len(self.settings.layers) * estimate_bytes(self.settings.detail, shape, batch, queries, keys)
         self.record.expected_bytes += expected
         if self.settings.detail.keep == "qk":
             expected += count_dense_bytes(seen)
-            what = f"keeping q and k of {len(self.settings.layers)} attentions over {sizes.keys:,} tokens"
+            what = f"keeping q and k of {len(self.settings.layers)} attentions over {keys:,} tokens"
             self.warned = self.warned or warn_if_large(expected, what)
         self.record.calls.append(call.forward)
         return call
-
-    def _count_new_dense_bytes(self, call: Call) -> int:
-        """The bytes of this mask and bias if they are dense; 0 for a mask that is already kept."""
-        if self.settings.detail.keep != "qk":
-            return 0
-        if call.mask is None or call.mask in self._counted:
-            return count_dense_bytes(call._replace(mask=None))
-        if not any(tensor.is_inference() for tensor in call.mask.tensors()):  # of those every layer has a copy
-            self._counted.add(call.mask)
-        return count_dense_bytes(call)
 
 
 def refuse_unmeasurable(q: Shaped[Tensor, "..."], name: str) -> None:

@@ -20,9 +20,8 @@ from clearhead.lens.capture.growing_tensors import (
     select_rows,
 )
 from clearhead.lens.capture.host_transfer import ArrivingTensors, HostTransfer
-from clearhead.lens.capture.input_keeper import InputKeeper
 from clearhead.lens.capture.measure_queue import MeasureQueue
-from clearhead.lens.capture.part_measurement import PER_QUERY, SEES_NOTHING, Part
+from clearhead.lens.capture.part_measurement import PER_QUERY, SEES_NOTHING, InputKeeper, Part
 from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures.definition import Spans
 from clearhead.lens.record.attention_views import Forward, Sight
@@ -55,9 +54,6 @@ class GrowingCall:
         if hasattr(cache, "observers"):
             cache.observers.append(self.reorder)
 
-    def add_attention(self, name: str, attention: GrowingAttention) -> None:
-        self.attentions[name] = self.forward.sights[name] = attention
-
     def reorder(
         self, rows: Sequence[int] | Int[Tensor, " samples"], done: bool = False, finished: Collection[int] = ()
     ) -> None:
@@ -83,7 +79,7 @@ class GrowingCall:
     def measure_waiting(self) -> None:
         """Measures the decoding steps that wait to be measured together, because samples or keys change."""
         for attention in self._reordered_attentions():
-            attention.measure_waiting()
+            attention.queue.flush(attention)
 
     def _reordered_attentions(self) -> list[GrowingAttention]:
         return [attention for attention in self.attentions.values() if attention.history is self.history]
@@ -94,10 +90,9 @@ class GrowingCall:
             assert self.history is not None
             with torch.inference_mode(False):
                 self.measure_waiting()
-                first_number = len(self.history.finished)
                 reorder = self.history.add(rows, done=done, finished=finished)
                 for attention in self._reordered_attentions():
-                    attention.reorder(reorder, first_number)
+                    attention.reorder(reorder)
         self._pending_reorders.clear()
 
     def add_ids(self, kind: str, numbers: Int[Tensor, "batch tokens"], position: int) -> None:
@@ -207,19 +202,14 @@ class GrowingAttention:
         alone = part.norms is not None or part.tokens is not None or bool(self.pieces)
         return not alone and not self.detail.has_own_probes
 
-    def measure_waiting(self) -> None:
-        """Measures what waits to be measured together: with other attentions, and steps with each other."""
-        self.queue.flush(self)
-
-    def reorder(self, reorder: Reorder, first_number: int) -> None:
-        """Reorders the sums; those of finished samples are stored under numbers from `first_number` on."""
+    def reorder(self, reorder: Reorder) -> None:
         self._sight = self._sent_sums = None
-        self.sums.reorder(reorder, first_number)
+        self.sums.reorder(reorder)
 
     @torch.inference_mode(False)
     def send_results(self) -> None:
         """Sends the sums so far to the CPU, after all others, without waiting for them."""
-        self.measure_waiting()
+        self.queue.flush(self)
         if self._sent_sums is None and self.pieces:
             self._sent_sums = self.transfer.send(self.sums.join(self.history, self.dtype))
 

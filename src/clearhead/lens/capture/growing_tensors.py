@@ -190,7 +190,7 @@ class GrowingSum:
         assert self.buffer is not None
         if self.buffer.shape[1] < more.shape[1]:  # where masks differ by head at some steps, and not at others
             self.buffer = self.buffer.expand(-1, more.shape[1], *self.buffer.shape[2:]).clone()
-        target = self.buffer
+        target = self.buffer[: len(more)]
         for axis, (start, size) in enumerate(zip(at, more.shape[2:], strict=True), start=2):
             target = target.narrow(axis, start, size)
         target.add_(more.to(target.device))
@@ -212,26 +212,18 @@ def pad_to(tensor: Num[Tensor, "..."], sizes: Sequence[int]) -> Num[Tensor, "...
     return whole
 
 
-class FinishedSums(NamedTuple):
-    """The sums over queries of a sample that finished before the others."""
-
-    received: Float[Tensor, "heads keys"]
-    map: Float[Tensor, "heads rows columns"]
-    seen_by: Int[Tensor, "heads keys"]
-    blocks: tuple[int, int]  # of this map
-
-
 class AttentionSums:
     """Of one attention: what each key receives, by how many queries it is seen, and the map of `pixels` × `pixels`.
 
-    The map has rows of `blocks[0]` measured queries and columns of `blocks[1]` keys, which double when it is full.
+    Rows are those of the samples that are present, then of finished ones, in the order in which they finished. The map
+    has rows of `blocks[0]` measured queries and columns of `blocks[1]` keys, which double when it is full.
     """
 
     def __init__(self, pixels: int) -> None:
         self.pixels, self.rows = pixels, 0  # rows: the number of queries so far
         self.blocks = (0, 0)  # until the first queries come, or without a map
         self.received, self.map, self.seen_by = GrowingSum(), GrowingSum(most=pixels), GrowingSum()
-        self.finished: dict[int, FinishedSums] = {}  # by their place in the history
+        self.finished = 0  # rows of finished samples
 
     def choose_blocks(self, queries: int, keys: int) -> None:
         """Chooses the blocks of the map, as if there were no more queries and keys than these."""
@@ -280,35 +272,27 @@ class AttentionSums:
                 height, width = self.blocks
                 self.blocks = (height, 2 * width) if axis else (2 * height, width)
 
-    def reorder(self, reorder: Reorder, first_number: int) -> None:
-        """Reorders the samples; the sums of finished ones are stored under numbers from `first_number` on."""
+    def reorder(self, reorder: Reorder) -> None:
+        """Reorders the samples; the rows of those that finish are kept behind the others."""
         if self.received.buffer is None:
             return
-        for number, row in enumerate(reorder.leaving, start=first_number):
-            sums = (self.received.value, self._get_map(), self.seen_by.value)
-            received, drawn, seen_by = (tensor[row].clone() for tensor in sums)
-            self.finished[number] = FinishedSums(received, drawn, seen_by, self.blocks)
+        rows = len(self.received.buffer)
+        finished = torch.arange(rows - self.finished, rows)
+        order = torch.cat([reorder.rows, finished, torch.tensor(reorder.leaving, dtype=torch.long)])
+        self.finished += len(reorder.leaving)
         for growing in (self.received, self.map, self.seen_by):
-            growing.select_rows(reorder.rows)
-
-    def _get_map(self) -> Tensor:
-        value = self.received.value
-        return self.map.value if self.map.buffer is not None else value.new_zeros(*value.shape[:2], 0, 0)
+            growing.select_rows(order)
 
     def join(self, history: BatchHistory, dtype: torch.dtype) -> dict[str, Tensor]:
         """Copies of the sums of all samples, in the order of the record; `received` and `map` are of this dtype."""
-        received, drawn = self.received.value.to(dtype, copy=True), self._get_map().to(dtype, copy=True)
-        seen_by = self.seen_by.value.clone()
-        if not history.finished:
-            return {"received": received, "map": drawn, "seen_by": seen_by}
-        all_received, all_drawn, all_seen_by = list(received), list(drawn), list(seen_by)
-        nothing = FinishedSums(received[:0].sum(0), drawn[:0].sum(0), seen_by[:0].sum(0).int(), self.blocks)
-        for number in range(len(history.finished)):
-            keys, pixels, seen, blocks = self.finished.get(number, nothing)
-            for axis, (had, have) in enumerate(zip(blocks, self.blocks, strict=True)):
-                pixels = sum_blocks(pixels, have // had, 1 + axis) if have != had else pixels
-            all_received.append(pad_to(keys.to(dtype), received.shape[1:]))
-            all_drawn.append(pad_to(pixels.to(dtype), drawn.shape[1:]))
-            all_seen_by.append(pad_to(seen.expand(seen_by.shape[1], -1), seen_by.shape[1:]))
-        whole = {"received": all_received, "map": all_drawn, "seen_by": all_seen_by}
-        return {name: torch.stack([sums[path] for path in history.order]) for name, sums in whole.items()}
+        received, seen_by = self.received.value.to(dtype), self.seen_by.value
+        drawn = received.new_zeros(*received.shape[:2], 0, 0) if self.map.buffer is None else self.map.value.to(dtype)
+        sums = {"received": received, "map": drawn, "seen_by": seen_by}
+        return {name: self._order_samples(tensor, history) for name, tensor in sums.items()}
+
+    def _order_samples(self, sums: Tensor, history: BatchHistory) -> Tensor:
+        """A copy in the order of the record, with zeros for samples that had finished before the attention began."""
+        missing, present = len(history.finished) - self.finished, len(history.present)
+        if missing:
+            sums = torch.cat([sums[:present], sums.new_zeros(missing, *sums.shape[1:]), sums[present:]])
+        return sums.index_select(0, torch.tensor(history.order, dtype=torch.long, device=sums.device))

@@ -1,16 +1,11 @@
-"""HostTransfer: copies of results from GPUs to pinned memory, on a stream of their own, while the model runs on.
-
-The first copies of a process are compared with synchronous ones: this has never run on a GPU. If they differ, the
-synchronous ones count, and all later copies are synchronous.
-"""
+"""HostTransfer: copies of results from GPUs to pinned memory, on a stream of their own, while the model runs on."""
 
 from __future__ import annotations
 
 import threading
-import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Shaped, UInt8
@@ -21,7 +16,6 @@ from clearhead.lens.capture.watch_settings import get_free_bytes
 CHUNK = 2**25  # bytes of results on a GPU with which their copies begin
 SMALL = 2**20  # bytes: smaller tensors are packed into one copy
 BUDGET_SHARE = 0.1  # of a GPU's free memory, for results that wait there
-CHECKED_COPIES = 8  # first chunks of a process and GPU that are compared with synchronous copies
 PINNED_SHARE = 0.25  # of the free memory of this machine, for pinned memory: more is copied to pageable memory
 
 
@@ -42,46 +36,17 @@ class ArrivingTensors:
         return list(self.tensors)
 
 
-class _CopyCheck:
-    """What is known in this process of copies on a stream of their own."""
-
-    def __init__(self) -> None:
-        self.trusted = True  # until one differed
-        self.done: Counter[torch.device] = Counter()  # how many copies were compared
-
-    def begins(self, device: torch.device) -> bool:
-        """Whether the next copies are to be compared."""
-        self.done[device] += 1
-        return self.trusted and self.done[device] <= CHECKED_COPIES
-
-    def withdraw(self, device: torch.device, names: Sequence[str]) -> None:
-        """Makes all later copies synchronous, and says so."""
-        self.trusted = False
-        warnings.warn(
-            f"results that were copied from {device} while the model ran on differ from a synchronous copy "
-            f"({', '.join(dict.fromkeys(names))}). The record has the synchronous copy; from now on every chunk of "
-            "results waits for its copy, in all watches of this process, which is slower. Please report it with your "
-            "versions of PyTorch, CUDA and its driver",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
-
-_check = _CopyCheck()
-
-
 class HostTransfer:
-    """Sends tensors to the CPU without waiting for the GPU; `budget` bytes of each GPU may hold what is on its way.
+    """Sends tensors to the CPU without waiting for the GPU. Tensors must not be written to after `send`.
 
-    A budget of None is a tenth of the memory that is free at first. Tensors must not be written to after `send`.
+    What is on its way takes at most a tenth of the memory of each GPU that is free at first.
 
     >>> transfer = HostTransfer()
     >>> transfer.send({"entropy": torch.zeros(2)})["entropy"]
     tensor([0., 0.])
     """
 
-    def __init__(self, budget: int | None = None) -> None:
-        self.budget = budget
+    def __init__(self) -> None:
         self._queues: dict[torch.device, _DeviceQueue] = {}
         self._lock = threading.RLock()
 
@@ -92,7 +57,7 @@ class HostTransfer:
             return ArrivingTensors(tensors, None)
         with self._lock:
             if device not in self._queues:
-                self._queues[device] = _DeviceQueue(device, self.budget)
+                self._queues[device] = _DeviceQueue(device)
             arriving = ArrivingTensors(tensors, self)
             self._queues[device].add(arriving)
             return arriving
@@ -104,24 +69,19 @@ class HostTransfer:
                 queue.wait()
 
 
-Place = tuple[ArrivingTensors, str]  # of a tensor: what it arrives with, and its name
-
-
 class _Copies(NamedTuple):
     """Copies that have begun."""
 
     done: torch.cuda.Event
     size: int  # bytes on the device
     arriving: Sequence[ArrivingTensors]
-    places: list[Place]
-    expected: list[Tensor] | None  # the same on the device, where they are to be compared
 
 
 class _DeviceQueue:
     """What waits on one GPU to be copied, and what is being copied."""
 
-    def __init__(self, device: torch.device, budget: int | None) -> None:
-        self.budget = int(BUDGET_SHARE * _get_free_device_bytes(device)) if budget is None else budget
+    def __init__(self, device: torch.device) -> None:
+        self.budget = int(BUDGET_SHARE * _get_free_device_bytes(device))
         self.pinned_left = int(PINNED_SHARE * (get_free_bytes() or 0))
         self.device, self.stream = device, torch.cuda.Stream(device)
         self.waiting: list[tuple[ArrivingTensors, torch.cuda.Event]] = []
@@ -148,38 +108,16 @@ class _DeviceQueue:
         arriving, computed = zip(*self.waiting, strict=True)
         size, self.waiting, self.waiting_bytes = self.waiting_bytes, [], 0
         places = [(group, name) for group in arriving for name, tensor in group.tensors.items() if tensor.is_cuda]
-        checks = _check.begins(self.device)
-        while checks and self.copies:  # so that no more than one chunk is held twice
-            self._finish_oldest()
-        with torch.no_grad(), torch.inference_mode(False):
+        with torch.no_grad(), torch.inference_mode(False), torch.cuda.stream(self.stream):
+            for event in computed:
+                self.stream.wait_event(event)
             sources = [group.tensors[name] for group, name in places]
-            if not _check.trusted:
-                self._put(places, [source.cpu() for source in self._await(sources, computed)])
-                self._mark_arrived(arriving)
-                return
-            expected = [source.clone() for source in self._await(sources, computed)] if checks else None
-            size *= 1 if expected is None else 2
-            with torch.cuda.stream(self.stream):
-                self._put(places, self._copy(self._await(sources, computed)))
-                self.copies.append(_Copies(self.stream.record_event(), size, arriving, places, expected))
+            for source in sources:
+                source.record_stream(self.stream)  # its memory may be used again once it has been copied
+            for (group, name), target in zip(places, self._copy(sources), strict=True):
+                group.tensors[name] = target
+            self.copies.append(_Copies(self.stream.record_event(), size, arriving))
         self.copied_bytes += size
-
-    def _await(self, sources: list[Tensor], computed: Sequence[Any]) -> list[Tensor]:
-        """The sources, which the current stream reads once these events say that they are computed."""
-        stream = torch.cuda.current_stream(self.device)
-        for event in computed:
-            stream.wait_event(event)
-        for source in sources:
-            source.record_stream(stream)  # its memory may be used again once it has been copied
-        return sources
-
-    def _put(self, places: Sequence[Place], tensors: Sequence[Tensor]) -> None:
-        for (group, name), tensor in zip(places, tensors, strict=True):
-            group.tensors[name] = tensor
-
-    def _mark_arrived(self, arriving: Sequence[ArrivingTensors]) -> None:
-        for group in arriving:
-            group.transfer = None
 
     def _copy(self, sources: Sequence[Tensor]) -> list[Tensor]:
         """The CPU tensors that these will be copied to."""
@@ -197,20 +135,8 @@ class _DeviceQueue:
         copies = self.copies.popleft()
         copies.done.synchronize()
         self.copied_bytes -= copies.size
-        different = [] if copies.expected is None else self._correct(copies.places, copies.expected)
-        self._mark_arrived(copies.arriving)
-        if different:
-            _check.withdraw(self.device, different)
-
-    def _correct(self, places: Sequence[Place], expected: Sequence[Tensor]) -> list[str]:
-        """Replaces what differs from a synchronous copy; returns the names."""
-        different = []
-        for (group, name), tensor in zip(places, expected, strict=True):
-            right = tensor.cpu()
-            if not torch.equal(pack([group.tensors[name]]), pack([right])):  # of bytes: NaN equals itself
-                group.tensors[name] = right
-                different.append(name)
-        return different
+        for group in copies.arriving:
+            group.transfer = None
 
 
 def pack(tensors: Sequence[Shaped[Tensor, "..."]]) -> UInt8[Tensor, " bytes"]:

@@ -17,9 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.attention.biases import Bias
 from clearhead.attention.call import Call
-from clearhead.attention.masks import Mask
 from clearhead.errors import LensError
 from clearhead.lens.capture.part_measurement import Part, PartMeasurement
 from clearhead.lens.measures.definition import MeasureJob, Measures
@@ -36,14 +34,13 @@ GPU_SCORES, GPU_BYTES = 2**27, 2**28  # most scores of an attention that waits o
 
 
 class MeasureQueue:
-    """The attentions of one watch that wait. On a GPU their q and k count as results: `budget` bytes at most.
+    """The attentions of one watch that wait.
 
     The first queries of attentions of one shape, such as those of all layers, are measured together; so are decoding
     steps of one attention.
     """
 
-    def __init__(self, budget: int | None = None) -> None:
-        self.gpu_bytes = GPU_BYTES if budget is None else min(GPU_BYTES, budget)
+    def __init__(self) -> None:
         self.layers: list[_WaitingLayer] = []
         self.bytes = 0  # of q and k of these
         self._steps: dict[GrowingAttention, _WaitingSteps] = {}
@@ -102,13 +99,13 @@ class MeasureQueue:
         if call.mask is not None and call.mask.tensors():  # which may differ by sample, and be written to later
             return False
         if call.q.is_cuda:
-            return math.prod(call.sizes) <= GPU_SCORES and self.gpu_bytes > 0
+            return math.prod(call.sizes) <= GPU_SCORES
         return 2 * count_bytes(call) <= WAITING_BYTES  # otherwise it would wait for none, or for one other
 
     def _add_layer(self, attention: GrowingAttention, part: Part) -> None:
         """Lets a part wait with copies of q and k, since models may write to them later."""
         size = count_bytes(part.call)
-        most = self.gpu_bytes if part.call.q.is_cuda else WAITING_BYTES
+        most = GPU_BYTES if part.call.q.is_cuda else WAITING_BYTES
         if self.bytes + size > most:
             self.flush_layers()
         q, k = (x.detach().clone(memory_format=torch.contiguous_format) for x in (part.call.q, part.call.k))
@@ -139,16 +136,6 @@ class _WaitingLayer(NamedTuple):
     together: int  # most that are measured together
 
 
-class _StepQuery(NamedTuple):
-    """What remains of a step until it is measured; its keys are a prefix of those of the last step."""
-
-    q: Float[Tensor, "batch heads 1 d"]
-    keys: int
-    mask: Mask | None
-    bias: Bias | None
-    logsumexp: Float[Tensor, "batch heads 1"] | None
-
-
 class _WaitingSteps:
     """Steps of one query each, whose keys were appended to those of the step before, at position 0 of the document.
 
@@ -156,13 +143,15 @@ class _WaitingSteps:
     """
 
     def __init__(self, first: Part) -> None:
-        self.queries: list[_StepQuery] = []
+        self.steps: list[Step] = []
+        self.q: list[Float[Tensor, "batch heads 1 d"]] = []
+        self.logsumexp: list[Float[Tensor, "batch heads 1"] | None] = []
         self.add(first)
 
     def accepts(self, part: Part) -> bool:
         """Whether a step directly follows those that wait, and could be measured with them."""
         last, call = self.last.call, part.call
-        if call.q.shape[2] != 1 or len(self.queries) >= MAX_STEPS:
+        if call.q.shape[2] != 1 or len(self.steps) >= MAX_STEPS:
             return False
         follows = call.k.shape[2] == last.k.shape[2] + 1 and len(call.q) == len(last.q)
         same = call.scale is last.scale or (not isinstance(call.scale, Tensor) and call.scale == last.scale)
@@ -170,7 +159,9 @@ class _WaitingSteps:
 
     def add(self, part: Part) -> None:
         call = part.call
-        self.queries.append(_StepQuery(call.q, call.k.shape[2], call.mask, call.bias, part.logsumexp))
+        self.steps.append(Step(part.first_query, 0, 1, call.k.shape[2], call.mask, call.bias))
+        self.q.append(call.q)
+        self.logsumexp.append(part.logsumexp)
         self.last, self._version = part, _get_version(call.k)
 
     def has_changed_keys(self) -> bool:
@@ -179,30 +170,25 @@ class _WaitingSteps:
 
     def join(self) -> list[Part]:
         """The steps as one part, or, where no mask or bias fits all, as one part each."""
-        queries, last = self.queries, self.last
-        first = last.first_query + 1 - len(queries)
-        steps = [Step(first + n, 0, 1, query.keys, query.mask, query.bias) for n, query in enumerate(queries)]
-        mask_and_bias = join_steps(steps, len(steps), last.call.k.shape[2], dense=False)
+        last, first = self.last, self.steps[0].first_query
+        mask_and_bias = join_steps(self.steps, len(self.steps), last.call.k.shape[2], dense=False)
         if mask_and_bias is None:
-            return [_cut_keys(last, step, query) for step, query in zip(steps, queries, strict=True)]
+            return [self._cut_keys(*step) for step in zip(self.steps, self.q, self.logsumexp, strict=True)]
         mask, bias = mask_and_bias
-        q = queries[0].q if len(queries) == 1 else torch.cat([query.q for query in queries], 2)
-        logsumexp = _join_logsumexp([query.logsumexp for query in queries], 2)
-        return [
-            last._replace(call=last.call._replace(q=q, mask=mask, bias=bias), first_query=first, logsumexp=logsumexp)
-        ]
+        q = self.q[0] if len(self.q) == 1 else torch.cat(self.q, 2)
+        call = last.call._replace(q=q, mask=mask, bias=bias)
+        return [last._replace(call=call, first_query=first, logsumexp=_join_logsumexp(self.logsumexp, 2))]
+
+    def _cut_keys(self, step: Step, q: Tensor, logsumexp: Tensor | None) -> Part:
+        """One step by itself, with its own keys out of those of the last."""
+        k, v = (x[:, :, : step.keys] for x in (self.last.call.k, self.last.call.v))
+        call = self.last.call._replace(q=q, k=k, v=v, mask=step.mask, bias=step.bias)
+        return self.last._replace(call=call, first_query=step.first_query, logsumexp=logsumexp)
 
 
 def _get_version(tensor: Tensor) -> int | None:
     """How often a tensor was written to in place."""
     return None if tensor.is_inference() else tensor._version
-
-
-def _cut_keys(last: Part, step: Step, query: _StepQuery) -> Part:
-    """One step by itself, with its own keys out of those of the last."""
-    k, v = (x[:, :, : step.keys] for x in (last.call.k, last.call.v))
-    call = last.call._replace(q=query.q, k=k, v=v, mask=step.mask, bias=step.bias)
-    return last._replace(call=call, first_query=step.first_query, logsumexp=query.logsumexp)
 
 
 def _join_logsumexp(parts: Sequence[Tensor | None], axis: int) -> Tensor | None:

@@ -20,7 +20,6 @@ from clearhead.lens.capture.watch_settings import (
     AttentionShape,
     MeasureDetail,
     Probe,
-    Sizes,
     WatchSettings,
     estimate_bytes,
     read_itemsize,
@@ -47,7 +46,6 @@ def watch(
     probes: Mapping[str, Probe] | None = None,
     norms: bool = False,
     own_thread: bool = False,
-    device_budget: int | None = None,
 ) -> Iterator[Record]:
     """A Record that fills while the model runs: one of ours, or one of Hugging Face's.
 
@@ -65,8 +63,6 @@ def watch(
     - `keep="statistics"` keeps only `record.statistics()`, in constant memory over any number of calls: for loops.
     - `probes`: functions from query positions to one key position each (−1: none), whose weights are recorded.
     - `norms=True` measures ‖v W_O‖ of every key, for norm-weighted attention.
-    - `device_budget`: bytes of a GPU's memory for results on their way to the CPU, which they take while the model runs
-      on; by default a tenth of what is free. With 0 every layer waits for its copies.
 
     Copies of the model, also by pickle and `torch.save`, are not watched, and hold nothing of the watch.
     A generation with a cache is one call that grows, beams included; a cache that is cropped begins a new one. A call
@@ -85,10 +81,7 @@ def watch(
     """
     target, selections = _find_target(model), _check_selections(rows, queries, spans)
     detail = MeasureDetail(pixels, top, _rows_to_step(rows), keep, probes, norms, **selections)
-    settings = _check_settings(target, layers, heads, detail, itself)
-    if device_budget is not None:
-        check_counts(LensError, device_budget=device_budget)
-    settings = settings._replace(own_thread=own_thread, device_budget=device_budget)
+    settings = _check_settings(target, layers, heads, detail, itself)._replace(own_thread=own_thread)
     record = Record(settings.layers)
     record.settings = {"heads": settings.heads and list(settings.heads), "pixels": pixels, "top": top, "rows": rows}
     record.settings |= {"keep": keep, "probes": list(settings.detail.probes or {}), "norms": norms}
@@ -136,7 +129,7 @@ def expected_bytes(
     """The bytes that a record of one pass over this number of tokens will take, before anything runs.
 
     Encoder and decoder are taken to read the same number of tokens. Kept masks and biases that follow no rule are
-    squares of numbers, and come on top; they are in `record.expected_bytes` once they were seen.
+    squares of numbers, and come on top.
     """
     target = _find_target(model)
     detail = MeasureDetail(pixels, top, _rows_to_step(rows), keep, **_check_selections(rows, queries, spans))
@@ -146,8 +139,8 @@ def expected_bytes(
     for name in settings.layers:
         shape = target.shapes[name]
         watched = shape.heads if settings.heads is None else len(settings.heads)
-        sizes = Sizes(batch, watched, min(shape.kv_heads, watched), shape.head_dim, tokens, tokens, shape.itemsize)
-        total += estimate_bytes(settings.detail, sizes)
+        shape = shape._replace(heads=watched, kv_heads=min(shape.kv_heads, watched))
+        total += estimate_bytes(settings.detail, shape, batch, tokens, tokens)
     return total
 
 

@@ -56,7 +56,6 @@ class WatchSettings(NamedTuple):
     heads: tuple[int, ...] | None = None
     detail: MeasureDetail = MeasureDetail()
     own_thread: bool = False
-    device_budget: int | None = None  # bytes of results on a GPU that wait to be copied; None: a tenth of what is free
 
 
 class AttentionShape(NamedTuple):
@@ -74,38 +73,25 @@ def read_itemsize(model: nn.Module) -> int:
     return next(sizes, torch.float32.itemsize)
 
 
-class Sizes(NamedTuple):
-    """The sizes of one attention call, with batch, queries and keys; `itemsize` is the bytes per element of q."""
-
-    batch: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    queries: int
-    keys: int
-    itemsize: int = 4
-
-
-def estimate_bytes(detail: MeasureDetail, sizes: Sizes) -> int:
+def estimate_bytes(detail: MeasureDetail, shape: AttentionShape, batch: int, queries: int, keys: int) -> int:
     """The bytes that a record takes for one such attention.
 
-    >>> estimate_bytes(MeasureDetail(pixels=0, top=0), Sizes(1, 2, 2, 64, queries=10, keys=10))
+    >>> estimate_bytes(MeasureDetail(pixels=0, top=0), AttentionShape(2, 2, 64, itemsize=4), 1, queries=10, keys=10)
     648
     """
-    rows, samples = -(-sizes.queries // detail.every), sizes.batch * sizes.heads
+    rows, samples = -(-queries // detail.every), batch * shape.heads
     if detail.queries is not None:
-        rows = sum(map(len, find_query_runs(detail.queries, max(0, sizes.keys - sizes.queries), sizes.queries)))
-    number = max(sizes.itemsize, 4)
-    per_query = (
-        5 * number + 4 + detail.top * (number + 4) + (len(detail.probes or {}) + len(detail.spans or {})) * number
-    )
+        rows = sum(map(len, find_query_runs(detail.queries, max(0, keys - queries), queries)))
+    number = max(shape.itemsize, 4)
+    per_query = 5 * number + 4 + detail.top * (number + 4)
+    per_query += (len(detail.probes or {}) + len(detail.spans or {})) * number
     per_key = number * (2 if detail.norms else 1)
-    pixels = min(rows, detail.pixels) * min(sizes.keys, detail.pixels)
-    total = samples * (rows * per_query + sizes.keys * per_key + pixels * number + number)
-    total += 4 * sizes.batch * (rows + sizes.keys)  # counts of visible keys, and of queries that see a key
+    pixels = min(rows, detail.pixels) * min(keys, detail.pixels)
+    total = samples * (rows * per_query + keys * per_key + pixels * number + number)
+    total += 4 * batch * (rows + keys)  # counts of visible keys, and of queries that see a key
     if detail.keep == "qk":
-        q, k = sizes.heads * sizes.queries, sizes.kv_heads * sizes.keys
-        total += sizes.batch * (q + k) * sizes.head_dim * sizes.itemsize
+        q, k = shape.heads * queries, shape.kv_heads * keys
+        total += batch * (q + k) * shape.head_dim * shape.itemsize
     return total
 
 

@@ -2,8 +2,8 @@
 
 The functions differ. "sdpa" takes a mask of None as causal if the module is, aligned at the upper left; "eager"
 takes it as no mask at all; "flash" gets a padding mask, and windows and packed sequences beside it; "flex" gets a
-BlockMask. What is measured is what the function in force computes. Only functions from the files of transformers are
-known by name: what others do is found out from their output (`verification.py`).
+BlockMask. What is measured is what the function in force computes. A function from elsewhere is refused: nobody knows
+what it makes of its arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clearhead.attention.biases import Dense
 from clearhead.attention.sdpa_logsumexp import LogsumexpMode
 from clearhead.lens.huggingface.mask_recovery import BlockMaskAdapter, recover_mask
 
-UNKNOWN = "unknown"  # the kind of a function that is not transformers' own
+UNKNOWN = "unknown"  # the kind of a function that is not transformers' own: it cannot be recorded
 HIDING_VALUE = -1e4  # what a mask adds to hide: exp(−10,000) is 0 in every precision
 
 
@@ -46,9 +46,6 @@ class AttentionArguments(NamedTuple):
     key_starts: Tensor | None
     sdpa_observer: LogsumexpMode | None = None
     refusal: str = ""  # why it cannot be recorded
-    function: str = ""  # the name of an unknown function, its dropout and its output
-    dropout: float = 0.0
-    output: Tensor | None = None
 
 
 MaskAndBias = tuple[Mask | None, Tensor | None]
@@ -75,8 +72,6 @@ def read_arguments(
     sinks = options.get("s_aux")
     if kind == "eager":
         sinks = getattr(module, "sinks", None) if "sinks" in function.__code__.co_names else None
-    elif kind == UNKNOWN and sinks is None:
-        sinks = getattr(module, "sinks", None)
     return AttentionArguments(
         kind,
         q,
@@ -92,9 +87,7 @@ def read_arguments(
         options.get("position_ids"),
         options.get("cu_seq_lens_q"),
         options.get("cu_seq_lens_k"),
-        refusal=_find_refusal(q, k, options),
-        function=_get_name(function) if kind == UNKNOWN else "",
-        dropout=options.get("dropout") or 0.0 if kind == UNKNOWN else 0.0,
+        refusal=_find_refusal(kind, function, q, k, options),
     )
 
 
@@ -248,8 +241,14 @@ def _to_document_ids(starts: Tensor, size: int) -> Tensor:
     return torch.bucketize(torch.arange(size, device=starts.device), starts[1:].contiguous(), right=True)
 
 
-def _find_refusal(q: Tensor, k: Tensor, options: Any) -> str:
+def _find_refusal(kind: str, function: Any, q: Tensor, k: Tensor, options: Any) -> str:
     """Why this attention cannot be recorded; empty if it can."""
+    if kind == UNKNOWN:
+        return (
+            f"the attention function {_get_name(function)!r} is not one of transformers, so what it computes is "
+            "unknown; watch the model with model.set_attn_implementation('sdpa'), or pass its scores to "
+            "clearhead.measure(q, k, mask, bias=…)"
+        )
     if options.get("cache") is not None:
         return (
             "continuous batching keeps keys in pages that only its own function can read; use generate() without it "

@@ -11,7 +11,7 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ from clearhead.lens.capture.attachments import (
 )
 from clearhead.lens.capture.collector import Collector, refuse_unmeasurable
 from clearhead.lens.capture.compiled_graphs import is_recomputing
-from clearhead.lens.huggingface.arguments import UNKNOWN, AttentionArguments, to_seen
+from clearhead.lens.huggingface.arguments import AttentionArguments, to_seen
 from clearhead.lens.huggingface.cache_positions import (
     CacheGrowth,
     ForwardPass,
@@ -51,7 +51,6 @@ from clearhead.lens.huggingface.discovery import (
     find_unseen_modules,
 )
 from clearhead.lens.huggingface.interposition import observe_modules, replaces_forward
-from clearhead.lens.huggingface.verification import find_reading
 
 FINISHED_BEAMS_METHOD = "_update_finished_beams"  # of generate()
 REORDER_METHODS = ("reorder_cache", "batch_select_indices", "batch_repeat_interleave")  # of caches
@@ -76,7 +75,6 @@ class ForwardTracker:
         settings = collector.settings
         self.infos = describe_attentions(model, settings.layers if settings.detail.norms else ())
         self.models = _find_models(model)
-        self.layers = _find_layer_numbers(self.models, self.infos)
         self.context_layers = find_context_layers(self.infos)
         self.unseen = find_unseen_modules(model, self.infos)
         self.passes, self.refusal = 0, ""
@@ -146,18 +144,15 @@ class ForwardTracker:
         if is_recomputing() or not self.collector.watches_thread():
             return
         if arguments.refusal:
-            self.refusal = arguments.refusal
-            raise LensError(arguments.refusal)
+            self.refusal = f"{self.infos[module].name!r} cannot be recorded: {arguments.refusal}"
+            raise LensError(self.refusal)
         info, frames = self.infos[module], self._thread.frames
         frame = frames[-1] if frames else ForwardPass(module)
         refuse_unmeasurable(arguments.q, info.name)
         self.attentions_seen.add(module)
         layer, queries = read_layer_number(module), arguments.q.shape[2]
         where = frame.locate(layer, queries, arguments.k.shape[2], info)
-        if arguments.kind == UNKNOWN:
-            seen = find_reading(arguments, where.keys, frame.masks, info.name)
-        else:
-            seen = to_seen(arguments, where.keys, frame.masks)
+        seen = to_seen(arguments, where.keys, frame.masks)
         first_query, tokens = where.first_query, None
         if info.joint:
             first_query, tokens = 0, queries
@@ -188,8 +183,12 @@ class ForwardTracker:
                 self._drop_frames(n, UNKNOWN_EXCEPTION)
                 break
         cache = find_cache(named.values())
-        states = self._read_states(cache, before=True, coming=named.get("hidden_states"))
-        frame = ForwardPass(module, cache, states, frames[-1] if frames else None)
+        if cache is not None and not self.models:
+            raise LensError(
+                f"a {type(module).__name__} with a cache cannot be watched by itself, because other layers fill the "
+                "cache too: watch the model that it belongs to, and choose some of its attentions with layers="
+            )
+        frame = ForwardPass(module, cache, self._read_states(cache), frames[-1] if frames else None)
         vectors = named.get("inputs_embeds") is not None and not frame.reads
         around = self.models and module not in self.models and not hasattr(module, "_orig_mod")  # not a model itself
         ids = {} if frame.reads or around else self._find_token_ids(module, named)
@@ -242,23 +241,9 @@ class ForwardTracker:
             thread.growths = {**alive, id(cache): frame.growth}
         self.collector.end()
 
-    def _read_states(
-        self, cache: Any, *, before: bool = False, coming: Tensor | None = None
-    ) -> dict[int, LayerCacheState]:
-        """Cache states of the watched layers; `before` a pass, other layers may already hold the tokens `coming`.
-
-        All have, if a layer by itself has no entry in the cache: it uses the keys of one before it. A layer that does
-        not know its number (Zamba) holds as few tokens as any, since it has not run.
-        """
-        held = {n: state for n, state in read_layer_states(cache).items() if n not in self.context_layers}
-        if before and held and self.layers is not None and not self.layers:
-            length = min(state.length for state in held.values())
-            return {n: state._replace(length=length) for n, state in held.items()}
-        watched = {n: state for n, state in held.items() if not self.layers or n in self.layers}
-        if watched or not held:
-            return watched
-        new = 0 if coming is None else coming.shape[-2]
-        return {n: state._replace(length=max(0, state.length - new)) for n, state in held.items()}
+    def _read_states(self, cache: Any) -> dict[int, LayerCacheState]:
+        """The state of each cache layer that holds keys of the text itself."""
+        return {n: state for n, state in read_layer_states(cache).items() if n not in self.context_layers}
 
     def _find_growth(
         self, module: nn.Module, cache: Any, frame: ForwardPass, named: Mapping[str, Any]
@@ -300,10 +285,8 @@ class ForwardTracker:
 
     def on_stopped(self, result: Any, *_: Any, **__: Any) -> None:
         """Callback of the stopping criteria: samples end with this step; what goes on in their rows is padding."""
-        call, readable = (
-            self.collector.find_call(self._thread.last_growth),
-            isinstance(result, Tensor) and result.ndim == 1,
-        )
+        call = self.collector.find_call(self._thread.last_growth)
+        readable = isinstance(result, Tensor) and result.ndim == 1
         if call is not None and readable and self.collector.watches_thread():
             call.finish_samples(result.tolist())
 
@@ -329,7 +312,7 @@ class ForwardTracker:
 def observe_model(model: nn.Module, collector: Collector) -> Iterator[None]:
     """Within it the collector receives every attention call of the model."""
     tracker = ForwardTracker(model, collector)
-    if tracker.layers is not None and type(model).forward is nn.Module.forward:
+    if not tracker.models and type(model).forward is nn.Module.forward:
         raise LensError(
             f"a {type(model).__name__} is never called itself, so its forward passes cannot be recorded; "
             "watch the model that it belongs to, and choose some of its attentions with layers="
@@ -375,14 +358,6 @@ def _find_models(model: nn.Module) -> dict[nn.Module, nn.Module]:
         if isinstance(module, PreTrainedModel) and module not in models:
             models |= {part: module for part in module.modules() if isinstance(part, PreTrainedModel)}
     return models
-
-
-def _find_layer_numbers(wholes: Collection[nn.Module], attending: Iterable[nn.Module]) -> frozenset[int] | None:
-    """The layer indices in a part of a model; none if its layers do not know theirs; None for a complete model."""
-    if wholes:
-        return None
-    numbers = {read_layer_number(module) for module in attending}
-    return frozenset(number for number in numbers if number is not None)
 
 
 def _are_equal(numbers: Tensor | None, others: Tensor | None) -> bool:

@@ -1,18 +1,16 @@
 """The attention interface of transformers: which modules use it, and wrappers around the functions that it gives them.
 
 Every attention module gets its function from an interface object, at every call. While wrappers exist, that object
-returns a function which applies the wrappers of the calling module. So nothing of the model changes: its config, its
-masks, what it does for "eager" or "sdpa" by name. Compiled code is recompiled, since it guards on the object.
+gives functions which apply the wrappers of the calling module. So nothing of the model changes: its config, its masks,
+what it does for "eager" or "sdpa" by name. Compiled code is recompiled, since it guards on the object.
 
 Which modules do so is read from their compiled code, which is there for every module, and says what will run.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
-import itertools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,13 +30,12 @@ from clearhead.lens.capture.compiled_graphs import (
     exclude_from_graphs,
     send_to_receiver,
 )
-from clearhead.lens.huggingface.arguments import UNKNOWN, AttentionArguments, classify_function, read_arguments
+from clearhead.lens.huggingface.arguments import AttentionArguments, classify_function, read_arguments
 
 Result = tuple[Tensor, Tensor | None]
 Function = Callable[..., Result]
 Wrap = Callable[..., Result]  # called as wrap(attend, module, q, k, v, mask, *args, **kwargs)
 
-ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 WRAPS = "_clearhead_wraps"  # attribute of a module: its wrappers, the outermost first
 OBSERVER = "_clearhead_observer"
 
@@ -62,21 +59,6 @@ def replaces_forward(module: nn.Module) -> bool:
     return "forward" in vars(module) or inspect.unwrap(kind.forward) not in _find_callers(module)
 
 
-def _find_interface(module: nn.Module) -> Any:
-    """The interface object that a module uses: the global one, unless its file defines its own."""
-    for function in _find_callers(module):
-        for name in _iterate_names(function.__code__):
-            if _is_interface(function.__globals__.get(name)):
-                return function.__globals__[name]
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    return ALL_ATTENTION_FUNCTIONS
-
-
-def _is_interface(value: Any) -> bool:
-    return hasattr(value, "get_interface") and not isinstance(value, (type, types.ModuleType))
-
-
 def _find_callers(module: nn.Module) -> tuple[types.FunctionType, ...]:
     kind: Any = type(module)
     return _find_class_callers(kind)
@@ -87,30 +69,23 @@ def _find_class_callers(kind: Any) -> tuple[types.FunctionType, ...]:
     """Functions of a class and its parents that use an attention interface."""
     callers = []
     for parent in kind.__mro__:
-        if (
-            parent is nn.Module
-            or not issubclass(parent, nn.Module)
-            or parent.__module__ == "transformers.modeling_utils"
-        ):
+        if parent is nn.Module or not issubclass(parent, nn.Module):
             continue
         for value in vars(parent).values():
             function = inspect.unwrap(value) if callable(value) else None
-            if isinstance(function, types.FunctionType) and (
-                "get_interface" in _iterate_names(function.__code__) or _has_subscript(function)
-            ):
+            if isinstance(function, types.FunctionType) and _calls_interface(function):
                 callers.append(function)
     return tuple(callers)
 
 
-@functools.cache
-def _has_subscript(function: Callable[..., Any]) -> bool:
-    """Whether a function uses an interface object otherwise than by an attribute of it or by `in`."""
-    names = {name for name in function.__code__.co_names if _is_interface(function.__globals__.get(name))}
-    pairs = itertools.pairwise(dis.get_instructions(function)) if names else ()
-    return any(
-        load.opname == "LOAD_GLOBAL" and load.argval in names and after.opname not in (*ATTRIBUTE_LOADS, "CONTAINS_OP")
-        for load, after in pairs
-    )
+def _calls_interface(function: types.FunctionType) -> bool:
+    """Whether a function asks the interface object of transformers; another one that a file defines is not wrapped."""
+    names = set(_iterate_names(function.__code__))
+    if "get_interface" not in names:
+        return False
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    return any(function.__globals__.get(name) is ALL_ATTENTION_FUNCTIONS for name in names)
 
 
 def _iterate_names(code: types.CodeType) -> Iterator[str]:
@@ -122,15 +97,10 @@ def _iterate_names(code: types.CodeType) -> Iterator[str]:
 
 
 class AttentionFunction:
-    """The attention function of a model with its wrappers; call it as the model would.
+    """The attention function of a model with its wrappers; call it as the model would."""
 
-    `outputs` gets the output of the function itself: wrappers may change what they return.
-    """
-
-    def __init__(
-        self, function: Function, eager: bool, wraps: tuple[Wrap, ...], outputs: list[Tensor] | None = None
-    ) -> None:
-        self.function, self.eager, self.wraps, self.outputs = function, eager, wraps, outputs
+    def __init__(self, function: Function, eager: bool, wraps: tuple[Wrap, ...]) -> None:
+        self.function, self.eager, self.wraps = function, eager, wraps
 
     def __call__(
         self,
@@ -143,11 +113,8 @@ class AttentionFunction:
         **kwargs: Any,
     ) -> Result:
         if not self.wraps:
-            result = self.function(module, query, key, value, attention_mask, *args, **kwargs)
-            if self.outputs is not None:
-                self.outputs.append(result[0])
-            return result
-        inner = AttentionFunction(self.function, self.eager, self.wraps[1:], self.outputs)
+            return self.function(module, query, key, value, attention_mask, *args, **kwargs)
+        inner = AttentionFunction(self.function, self.eager, self.wraps[1:])
         return self.wraps[0](inner, module, query, key, value, attention_mask, *args, **kwargs)
 
 
@@ -160,10 +127,8 @@ def wrap_modules(modules: Iterable[nn.Module], wrap: Wrap, *, outermost: bool = 
     `outermost`: then the others get the arguments that they change. A module calls each wrapper once.
     """
     modules = list(modules)
-    interfaces = {id(interface): interface for interface in map(_find_interface, modules)}
     with (
-        patches.using((_find_patch(interface), wrap) for interface in interfaces.values()),
-        patches.using((_find_subscript_patch(kind), wrap) for kind in _find_subscripted_kinds(modules)),
+        patches.using((patch, wrap) for patch in _find_patches()),
         clean_copies(modules),
         _wraps.using([(module, wrap) for module in modules], first=outermost),
     ):
@@ -178,56 +143,38 @@ def _update_wraps(module: nn.Module, wraps: tuple[Wrap, ...]) -> None:
 
 
 _wraps = Attachments[nn.Module, Wrap](_update_wraps)
-# One patch for all watches, so that code compiled under the first serves the others. Interfaces cannot be hashed.
-_interface_patches: dict[int, PatchedAttribute] = {}
 
 
-def _find_patch(interface: Any) -> PatchedAttribute:
-    """`get_interface` of an interface object: on the object, on which compiled code guards, not on its class."""
-    if id(interface) not in _interface_patches:
-        attend = _make_get_interface(type(interface).get_interface.__get__(interface))
-        _interface_patches[id(interface)] = PatchedAttribute(interface, "get_interface", lambda _: attend)
-    return _interface_patches[id(interface)]
+@functools.cache  # one for all watches, so that code compiled under the first serves the others
+def _find_patches() -> tuple[PatchedAttribute, PatchedAttribute]:
+    """`get_interface` on the object, on which compiled code guards, and `__getitem__` on the class, as Python needs it.
 
+    The first has the function that is used for "eager", the second all others, however they are taken.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-def _make_get_interface(find: Callable[[str, Function], Function]) -> Callable[[str, Function], Function]:
+    kind: Any = type(ALL_ATTENTION_FUNCTIONS)
+    find, get_item = ALL_ATTENTION_FUNCTIONS.get_interface, kind.__getitem__
+
     def get_interface(attn_implementation: str, default: Function) -> Function:
-        function = find(attn_implementation, default)
-        if isinstance(function, SubscriptFunction):
-            function = function.function
+        return find(attn_implementation, _apply_wraps(default, eager=True))
 
-        def attention(module: nn.Module, *args: Any, **kwargs: Any) -> Result:
-            wraps = getattr(module, WRAPS, ())
-            return AttentionFunction(function, function is default, wraps)(module, *args, **kwargs)
+    def get_wrapped_item(interface: Any, name: str) -> Function:
+        return _apply_wraps(get_item(interface, name), eager=False)
 
-        return attention
-
-    return get_interface
+    return (
+        PatchedAttribute(ALL_ATTENTION_FUNCTIONS, "get_interface", lambda _: get_interface),
+        PatchedAttribute(kind, "__getitem__", lambda _: get_wrapped_item),
+    )
 
 
-class SubscriptFunction:
-    """An attention function that was taken as interface[name]; it applies the wrappers of the calling module."""
+def _apply_wraps(function: Function, *, eager: bool) -> Function:
+    """The function with the wrappers of the module that calls it."""
 
-    def __init__(self, function: Function) -> None:
-        self.function = function
+    def attention(module: nn.Module, *args: Any, **kwargs: Any) -> Result:
+        return AttentionFunction(function, eager, getattr(module, WRAPS, ()))(module, *args, **kwargs)
 
-    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Result:
-        return AttentionFunction(self.function, False, getattr(module, WRAPS, ()))(module, *args, **kwargs)
-
-
-def _find_subscripted_kinds(modules: Iterable[nn.Module]) -> set[type]:
-    """The classes of interfaces from which these modules take their function as ALL_ATTENTION_FUNCTIONS[name]."""
-    return {type(_find_interface(module)) for module in modules if any(map(_has_subscript, _find_callers(module)))}
-
-
-@functools.cache
-def _find_subscript_patch(kind: type) -> PatchedAttribute:
-    """`__getitem__` of an interface class, where Python looks it up."""
-
-    def make(get_item: Callable[[Any, str], Function]) -> Callable[[Any, str], SubscriptFunction]:
-        return lambda interface, name: SubscriptFunction(get_item(interface, name))
-
-    return PatchedAttribute(kind, "__getitem__", make)
+    return attention
 
 
 Callback = Callable[[nn.Module, AttentionArguments], None]
@@ -284,18 +231,13 @@ def observe_function(
     attend: AttentionFunction, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any
 ) -> Result:
     """The wrapper of every watch: calls the attention function, then its observer."""
-    outputs: list[Tensor] = []
     kind = classify_function(attend.function, attend.eager)
-    if kind == UNKNOWN:
-        attend = AttentionFunction(attend.function, attend.eager, attend.wraps, outputs)
     with observe_sdpa(q) as sdpa_observer:
         result = attend(module, q, k, v, mask, *args, **kwargs)
     observer: FunctionObserver | None = getattr(module, OBSERVER, None)
     if observer is None:
         return result
     arguments = read_arguments(kind, attend.function, module, q, k, v, mask, args, kwargs)
-    if outputs:
-        arguments = arguments._replace(output=outputs[0])
     if sdpa_observer is not None:
         arguments = arguments._replace(sdpa_observer=sdpa_observer)
     if not torch.compiler.is_compiling():

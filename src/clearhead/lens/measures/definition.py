@@ -13,8 +13,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from clearhead.attention import reference
-from clearhead.attention.call import Call
-from clearhead.attention.call_slices import slice_queries
+from clearhead.attention.call import Call, slice_queries
 from clearhead.attention.mask_kinds import Band
 from clearhead.attention.masks import Mask
 from clearhead.errors import ClearheadError, RecordError

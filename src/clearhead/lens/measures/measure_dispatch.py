@@ -90,17 +90,15 @@ def measure(
     detail: dict[str, Any] = {"pixels": pixels, "top": top, "received": received, "every": every, "spans": spans}
     job = plan_job(call, **detail, offset=offset, logsumexp=logsumexp)
     if queries is None:
-        return _use_long_keys(run_job(job, backend))
-    if every != 1:
+        measures = run_job(job, backend)
+    elif every != 1:
         raise ShapeError(f"queries= and every={every} exclude each other: a slice may have a step")
-    selected = check_queries(queries, ShapeError)
-    if not isinstance(selected, slice) and not all(-q.shape[2] <= row < q.shape[2] for row in selected):
-        raise ShapeError(f"there are {q.shape[2]} queries, numbered from 0; got {list(selected)}")
-    return _use_long_keys(_run_query_runs(job, find_query_runs(selected, 0, q.shape[2]), pixels, backend))
-
-
-def _use_long_keys(measures: Measures) -> Measures:
-    """Key numbers as int64, which can index; the kernels write int32."""
+    else:
+        selected = check_queries(queries, ShapeError)
+        if not isinstance(selected, slice) and not all(-q.shape[2] <= row < q.shape[2] for row in selected):
+            raise ShapeError(f"there are {q.shape[2]} queries, numbered from 0; got {list(selected)}")
+        measures = _run_query_runs(job, find_query_runs(selected, 0, q.shape[2]), pixels, backend)
+    # int64 can index; the kernels write int32.
     return replace(measures, peak_key=measures.peak_key.long(), top_keys=measures.top_keys.long())
 
 

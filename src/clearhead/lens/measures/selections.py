@@ -86,11 +86,7 @@ def find_query_runs(selected: Selected, first: int, count: int) -> list[range]:
 
 
 def _group_into_ranges(numbers: Iterable[int]) -> list[range]:
-    """Increasing numbers as ranges of equal steps.
-
-    >>> _group_into_ranges([1, 2, 3, 7, 9, 11])
-    [range(1, 4), range(7, 12, 2)]
-    """
+    """Increasing numbers as ranges of equal steps: [1, 2, 3, 7, 9, 11] is range(1, 4) and range(7, 12, 2)."""
     ranges: list[range] = []
     for number in numbers:
         last = ranges[-1] if ranges else range(0)

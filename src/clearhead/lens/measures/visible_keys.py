@@ -37,14 +37,7 @@ def count_visible_keys(call: Call, rows: range) -> Int[Tensor, "batch heads rows
 
 
 def count_seeing_queries(call: Call, rows: range) -> Int[Tensor, "batch heads keys"]:
-    """By how many of these queries each key may be seen; batch and heads are 1 where nothing differs.
-
-    >>> from clearhead import Mask
-    >>> from clearhead.attention.call import check_call
-    >>> x = torch.zeros(1, 1, 5, 2)
-    >>> count_seeing_queries(check_call(x, x, None, Mask.window(2) & Mask.padding([4])), range(5))
-    tensor([[[3, 3, 3, 2, 0]]])
-    """
+    """By how many of these queries each key may be seen; batch and heads are 1 where nothing differs."""
     return _count(call, rows, of_keys=True)
 
 
@@ -160,14 +153,8 @@ def compute_probe_weights(
     """The weight that each query gives to the key chosen for it, in O(n·d); 0 if that is hidden or does not exist.
 
     `keys` are the same for all samples, or one row each; `rows` are the queries, if not all, and `logsumexp` is theirs.
-
-    >>> from clearhead.attention.call import check_call
-    >>> x = torch.zeros(1, 1, 4, 2)
-    >>> everywhere = torch.full((1, 1, 4), math.log(4))
-    >>> compute_probe_weights(check_call(x, x, None, None), torch.tensor([-1, 0, 1, 2]), everywhere)
-    tensor([[[0.0000, 0.2500, 0.2500, 0.2500]]])
     """
-    batch, heads, queries, size = call.sizes
+    batch, _, queries, size = call.sizes
     rows = range(queries) if rows is None else rows
     named = (keys if keys.ndim == 2 else keys[None]).to(call.q.device, torch.long)
     if named.shape[1] != len(rows) or len(named) not in (1, batch):
@@ -175,8 +162,6 @@ def compute_probe_weights(
             f"keys must be shaped (queries,) = ({len(rows)},) or (batch, queries) = ({batch}, {len(rows)}), "
             f"got {tuple(keys.shape)}"
         )
-    if tuple(logsumexp.shape) != (batch, heads, len(rows)):
-        raise ShapeError(f"logsumexp must be {(batch, heads, len(rows))}, got {tuple(logsumexp.shape)}")
     if size == 0:
         return torch.zeros_like(logsumexp)
     with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False):

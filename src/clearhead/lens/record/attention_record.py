@@ -6,24 +6,25 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clearhead.errors import RecordError
 from clearhead.lens.record.attention_views import Forward, Sight, check_seen_name
-from clearhead.lens.record.running_statistics import RunningStatistics, Statistics
+from clearhead.lens.record.record_tables import (
+    HeadChange,
+    RunningStatistics,
+    Statistics,
+    compare_records,
+    make_table,
+)
 from clearhead.lens.record.token_labels import make_namer
 
 
-def compute_statistics(sights: Sequence[Sight]) -> Statistics:
-    """Mean and spread over all queries of several sights of one attention."""
-    running = RunningStatistics()
-    for sight in sights:
-        running.add(sight)
-    return running.result()
+def _add_call(call: Forward, running: dict[str, RunningStatistics]) -> None:
+    """Adds the attentions of a call, unless an exception interrupted it."""
+    for name in call.names if call.interrupted is None else ():
+        running.setdefault(name, RunningStatistics()).add(call[name])
 
-
-if TYPE_CHECKING:
-    from clearhead.lens.record.record_tables import HeadChange
 
 VIEWER = "clearhead.explore"  # by name: the lens must not import it
 
@@ -48,13 +49,13 @@ class Record:
         self.known, self.calls = list(names), list(calls)
         self.settings: dict[str, Any] = {}  # the options of watch
         self.running: dict[str, RunningStatistics] = {}  # of calls that keep="statistics" did not keep
-        self.expected_bytes = 0  # an estimate from the first attentions; dense masks are added as they come
+        self.expected_bytes = 0  # an estimate from the first attention of each call
 
     @property
     def names(self) -> list[str]:
         """The recorded attentions, in the order of the model."""
         seen = dict.fromkeys([*self.running, *(name for call in self.calls for name in call.names)])
-        order = {name: place for place, name in enumerate(self.known)}
+        order = {name: number for number, name in enumerate(self.known)}
         return sorted(seen, key=lambda name: order.get(name.partition(":")[0], len(order)))
 
     @property
@@ -65,16 +66,16 @@ class Record:
 
     def __getitem__(self, name: str) -> Sight:
         check_seen_name(name, self.names)
-        found = [number for number, call in enumerate(self.calls) if name in call]
-        found = [number for number in found if self.calls[number].interrupted is None] or found
-        if not found:
+        numbers = [number for number, call in enumerate(self.calls) if name in call]
+        numbers = [number for number in numbers if self.calls[number].interrupted is None] or numbers
+        if not numbers:
             raise RecordError(f"of {name!r} only record.statistics() was kept, by watch(…, keep='statistics')")
-        if len(found) > 1:
+        if len(numbers) > 1:
             raise RecordError(
-                f"{name!r} ran in {len(found)} of {len(self.calls)} calls: say which, as "
-                f"record.calls[{found[0]}][{name!r}]; record.statistics() has numbers over all of them"
+                f"{name!r} ran in {len(numbers)} of {len(self.calls)} calls: say which, as "
+                f"record.calls[{numbers[0]}][{name!r}]; record.statistics() has numbers over all of them"
             )
-        return self.calls[found[0]][name]
+        return self.calls[numbers[0]][name]
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -89,7 +90,7 @@ class Record:
     def merge(cls, records: Iterable[Record]) -> Record:
         """All calls of several records in one, in their order: for statistics over a corpus."""
         records = list(records) if isinstance(records, Iterable) else [records]
-        if strange := [one for one in records if not isinstance(one, Record)]:
+        if strange := [record for record in records if not isinstance(record, Record)]:
             raise RecordError(f"merge takes a list of records, got {strange[0]!r:.60}")
         if not records:
             raise RecordError("there are no records to merge")
@@ -108,18 +109,15 @@ class Record:
 
         Calls that an exception interrupted are left out.
         """
-        found = copy.deepcopy(self.running)
+        running = copy.deepcopy(self.running)
         for call in self.calls:
-            for name in call.names if call.interrupted is None else ():
-                found.setdefault(name, RunningStatistics()).add(call[name])
-        found = {name: found[name] for name in self.names if name in found}
-        return {name: running.result() for name, running in found.items()}
+            _add_call(call, running)
+        return {name: running[name].result() for name in self.names if name in running}
 
     def reduce(self, call: Forward) -> None:
-        """Adds a call to the running statistics, unless an exception interrupted it, and drops it."""
-        for name in call.names if call.interrupted is None else ():
-            self.running.setdefault(name, RunningStatistics()).add(call[name])
-        self.calls[:] = [one for one in self.calls if one is not call]
+        """Adds a call to the running statistics and drops it."""
+        _add_call(call, self.running)
+        self.calls[:] = [other for other in self.calls if other is not call]
 
     def to_numpy(self, level: str = "head") -> dict[str, Any]:
         """A table as columns of NumPy arrays: one row per "head" (means and spreads over all calls), "query" or "key".
@@ -133,15 +131,15 @@ class Record:
         >>> list(table)[:6], len(table["entropy"])
         (['call', 'name', 'sample', 'head', 'query', 'logsumexp'], 24)
         """
-        from clearhead.lens.record.record_tables import make_table
-
         return make_table(self, level)
 
     def to_pandas(self, level: str = "head") -> Any:
         """The table of `to_numpy` as a pandas DataFrame; needs pandas."""
-        from clearhead.lens.record.record_tables import make_data_frame
-
-        return make_data_frame(self, level)
+        try:
+            pandas = import_module("pandas")
+        except ModuleNotFoundError:
+            raise RecordError("to_pandas needs the package pandas: pip install pandas, or use to_numpy()") from None
+        return pandas.DataFrame(make_table(self, level))
 
     @classmethod
     def compare(cls, a: Record, b: Record) -> list[HeadChange]:
@@ -150,9 +148,7 @@ class Record:
         For two checkpoints of a model, or two prompts. A difference is ranked by its size in standard deviations over
         queries, since distances and entropies have different scales.
         """
-        from clearhead.lens.record.record_tables import compare_records
-
-        if strange := [one for one in (a, b) if not isinstance(one, Record)]:
+        if strange := [record for record in (a, b) if not isinstance(record, Record)]:
             raise RecordError(
                 f"compare takes two records, got a {type(strange[0]).__name__}; Record.merge joins several into one"
             )
@@ -163,17 +159,17 @@ class Record:
 
         If the tokenizers differ: `record.label(source=…, target=…)`.
         """
-        known = {kind for call in self.calls for kind in call.ids}
-        if unknown := sorted(set(kinds) - known):
+        recorded = {kind for call in self.calls for kind in call.ids}
+        if unknown := sorted(set(kinds) - recorded):
             raise RecordError(
-                f"the record has no tokens of {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}"
+                f"the record has no tokens of {unknown[0]!r}; it has {', '.join(sorted(recorded)) or 'none'}"
             )
-        if not known:
+        if not recorded:
             raise RecordError(
                 "the record has no token ids: the input was vectors or pictures, or one pass read several texts"
             )
-        given = {kind: kinds.get(kind, namer) for kind in known}
-        names = {kind: make_namer(one) for kind, one in given.items() if one is not None}
+        namers = {kind: kinds.get(kind, namer) for kind in recorded}
+        names = {kind: make_namer(chooser) for kind, chooser in namers.items() if chooser is not None}
         for call in self.calls:
             for kind, ids in call.ids.items():
                 if kind in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -21,20 +21,6 @@ from clearhead.lens.record.exact_windows import HeadWindows, Positions
 from clearhead.lens.record.kept_inputs import KeptInputs
 
 
-@runtime_checkable
-class Pending(Protocol):
-    """An attention that is still being recorded."""
-
-    def sight(self, forward: Forward) -> Sight: ...
-
-
-@runtime_checkable
-class PendingCall(Protocol):
-    """A call that is still being recorded."""
-
-    def join_ids(self) -> dict[str, Int[Tensor, "batch tokens"]]: ...
-
-
 class Forward:
     """One forward pass, or a generation that grew step by step: `forward[name]` has the measures of one attention.
 
@@ -44,13 +30,13 @@ class Forward:
 
     def __init__(
         self,
-        sights: Mapping[str, Sight | Pending] | None = None,
+        sights: Mapping[str, Any] | None = None,
         ids: Mapping[str, Int[Tensor, "batch tokens"]] | None = None,
     ) -> None:
-        self.sights: dict[str, Sight | Pending] = dict(sights or {})
+        self.sights = dict(sights or {})  # a Sight each; while it is recorded, a GrowingAttention
         self.labels: dict[str, dict[int, str]] = {}
         self.about = CallMetadata()
-        self.growing: PendingCall | None = None  # while it is recorded
+        self.growing: Any = None  # the GrowingCall, while it is recorded
         self._ids = dict(ids or {})
 
     @property
@@ -72,8 +58,8 @@ class Forward:
 
     def __getitem__(self, name: str) -> Sight:
         check_seen_name(name, self.names)
-        found = self.sights[name]
-        return found if isinstance(found, Sight) else found.sight(self)
+        sight = self.sights[name]
+        return sight if isinstance(sight, Sight) else sight.sight(self)
 
     def number_positions(self, kind: str, count: int) -> None:
         """Gives each position an id, 0 to count − 1, where vectors went in (patches, frames): they can be labelled."""
@@ -81,37 +67,23 @@ class Forward:
 
     def kind_of(self, name: str, cross: bool) -> str | None:
         """Which token ids the keys of an attention are: "source", "target", "tokens", or None."""
-        own = "source" if "encoder" in name.split(".") else "target"
-        return next((kind for kind in (("source",) if cross else (own, "tokens")) if kind in self.ids), None)
+        side = "source" if "encoder" in name.split(".") else "target"
+        return next((kind for kind in (("source",) if cross else (side, "tokens")) if kind in self.ids), None)
 
     def text(self, kind: str | None, sample: int, position: int, inputs: Sequence[int] = ()) -> str | None:
         """The label of the token at a position; several samples may share one source text."""
-        numbers = self._numbers(kind, sample, inputs)
-        if kind is None or numbers is None or not position < len(numbers):
-            return None
-        surfaces = self._surfaces(kind, len(numbers))
-        return self.labels.get(kind, {}).get(int(numbers[position])) if surfaces is None else surfaces[position]
+        texts = self.texts(kind, sample, inputs)
+        return texts[position] if position < len(texts) else None
 
     def texts(self, kind: str | None, sample: int, inputs: Sequence[int] = ()) -> list[str | None]:
         """The labels of all tokens of a text, None where unknown."""
-        numbers = self._numbers(kind, sample, inputs)
-        if kind is None or numbers is None:
-            return [] if numbers is None else [None] * len(numbers)
-        known = self.labels.get(kind, {})
-        return list(self._surfaces(kind, len(numbers)) or map(known.get, numbers.tolist()))
-
-    def _surfaces(self, kind: str, count: int) -> list[str] | None:
-        """The tokens as the input has them; None if they are not known, or not of all `count` tokens."""
-        texts = (self.about.surfaces or {}).get(kind, [])
-        return texts if len(texts) == count else None
-
-    def _numbers(self, kind: str | None, sample: int, inputs: Sequence[int]) -> Tensor | None:
-        """The token ids of a sample."""
         ids = None if kind is None else self.ids.get(kind)
-        if ids is None:
-            return None
-        text = find_text(sample, inputs, len(ids))
-        return ids[text] if text < len(ids) else None
+        text = 0 if ids is None else find_text(sample, inputs, len(ids))
+        if kind is None or ids is None or text >= len(ids):
+            return []
+        surfaces = (self.about.surfaces or {}).get(kind, [])  # the tokens as the input has them
+        labels = self.labels.get(kind, {})
+        return [*surfaces] if len(surfaces) == ids.shape[1] else [labels.get(number) for number in ids[text].tolist()]
 
     def __contains__(self, name: object) -> bool:
         return name in self.sights
@@ -138,9 +110,9 @@ def find_text(sample: int, inputs: Sequence[int], texts: int) -> int:
         return sample
     if max(inputs, default=0) < texts:
         return inputs[sample]
-    own = sorted(set(inputs))
-    if len(own) == texts:  # Hugging Face's beams begin in the first row of each text
-        return own.index(inputs[sample])
+    first_rows = sorted(set(inputs))
+    if len(first_rows) == texts:  # Hugging Face's beams begin in the first row of each text
+        return first_rows.index(inputs[sample])
     return sample // (samples // texts) if samples % texts == 0 else sample
 
 
@@ -199,8 +171,8 @@ class Sight(Measures):
     @property
     def received_mean(self) -> Float[Tensor, "batch heads keys"]:
         """`received` as a mean over those of the measured queries that can see the key; 0 where none can."""
-        if self.received is None or self.seen_by is None:
-            raise RecordError(f"{self.name!r} is of an earlier version, which did not count the queries that see a key")
+        assert self.received is not None
+        assert self.seen_by is not None
         return self.received / self.seen_by.clamp(min=1)
 
     def lookback(self, prompt_length: int) -> Float[Tensor, "batch heads queries"]:
@@ -208,11 +180,10 @@ class Sight(Measures):
 
         Means are over the keys that a query can see; before anything was generated it is 1, for a query that sees
         nothing 0. The record needs the spans slice(0, prompt_length) and slice(prompt_length, None), under any names,
-        or q and k, or a map that was not pooled. A head that reads the prompt has values near 1 (Chuang et al. 2024).
+        or a map that was not pooled. A head that reads the prompt has values near 1 (Chuang et al. 2024).
         """
         check_counts(RecordError, prompt_length=prompt_length)
-        if self.visible is None:
-            raise RecordError(f"{self.name!r} does not say how many keys each query sees")
+        assert self.visible is not None
         prompt, generated = (self._sum_keys(*edges) for edges in ((0, prompt_length), (prompt_length, FAR)))
         visible = self.visible.to(prompt.dtype)
         after = (self.queries - prompt_length + 1).clamp(min=0).to(prompt.dtype).minimum(visible)
@@ -221,21 +192,14 @@ class Sight(Measures):
 
     def _sum_keys(self, start: int, stop: int) -> Float[Tensor, "batch heads queries"]:
         """The weight of each measured query on the keys from `start` to `stop`."""
-        known = [
-            name
-            for name, span in self.spans.items()
-            if (span.start, min(span.stop, self.keys)) == (start, min(stop, self.keys))
-        ]
-        if known or start >= self.keys or start == stop:
-            return self.mass[known[0]] if known else torch.zeros_like(self.entropy)
+        edges = (start, min(stop, self.keys))
+        if start >= self.keys or start == stop:
+            return torch.zeros_like(self.entropy)
+        for name, span in self.spans.items():
+            if (span.start, min(span.stop, self.keys)) == edges:
+                return self.mass[name]
         if self.blocks == (1, 1):
             return self.map[..., start:stop].sum(-1)
-        if self.kept is not None:
-            first, keys = self.kept.first_query, range(start, min(stop, self.keys))
-            rows = range(first, first + self.kept.q.shape[2])
-            heads = [self.windows(sample, head) for sample in range(len(self.entropy)) for head in self.heads]
-            sums = torch.stack([one.sums(rows, keys, (1, len(keys)))[self.queries - first, 0] for one in heads])
-            return sums.view(self.entropy.shape).to(self.entropy.dtype)
         end = "None" if stop == FAR else stop
         raise RecordError(
             f"{self.name!r} has no sums of weights over these keys; record them with "
@@ -255,23 +219,20 @@ class Sight(Measures):
 
     def text(self, batch: int, key: int) -> str | None:
         """The token text at a key's position; None unless `Record.label` was called."""
-        kind = self._find_kind()
-        return None if self.forward is None or kind is None else self.forward.text(kind, batch, key, self.inputs)
+        return self.texts(batch)[key]
 
     def texts(self, batch: int) -> list[str | None]:
         """The token text of every key; None where there is none, or unless `Record.label` was called."""
         kind = self._find_kind()
-        if self.forward is None or kind is None:
-            return [None] * self.keys
-        known = self.forward.texts(kind, batch, self.inputs)
-        return known + [None] * (self.keys - len(known))
+        texts = [] if self.forward is None else self.forward.texts(kind, batch, self.inputs)
+        return texts + [None] * (self.keys - len(texts))
 
     def _find_kind(self) -> str | None:
         """Which token ids the keys are; None where unknown, or where the keys are no tokens but parts of a picture."""
         kind = None if self.forward is None else self.forward.kind_of(self.name, self.cross)
-        tokens = self.keys if self.tokens is None else self.tokens
-        fits = self.forward is not None and kind is not None and self.forward.ids[kind].shape[1] == tokens
-        return kind if fits else None
+        if self.forward is None or kind is None:
+            return None
+        return kind if self.forward.ids[kind].shape[1] == (self.keys if self.tokens is None else self.tokens) else None
 
     def weights(
         self,
@@ -292,7 +253,7 @@ class Sight(Measures):
         heads = self.heads if wanted is None else wanted
         if not heads:
             raise RecordError(f"choose one or more of the heads {list(self.heads)} of {self.name!r}, or None for all")
-        return torch.stack([self.windows(batch, one).weights(queries, keys) for one in heads])
+        return torch.stack([self.windows(batch, number).weights(queries, keys) for number in heads])
 
     def windows(self, batch: int, head: int) -> HeadWindows:
         """Windows of one head in one sample, exact or summed in blocks; prepared once for many of them."""
@@ -315,12 +276,12 @@ class Sight(Measures):
         query = to_python_number(query)
         if isinstance(query, bool) or not isinstance(query, int):
             raise RecordError(f"a query of {self.name!r} is chosen by its position, got {query!r}")
-        found = (self.queries == query).nonzero()
-        if not len(found):
+        rows = (self.queries == query).nonzero()
+        if not len(rows):
             apart = (self.queries - query).abs()
             near = f"; the nearest is {self.queries[apart.argmin()]}" if len(apart) else ""
             raise RecordError(f"no query at position {query} was measured by {self.name!r}{near}")
-        return int(found[0])
+        return int(rows[0])
 
     def _kept(self) -> KeptInputs:
         if self.kept is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.attention.biases import Bias
 from clearhead.attention.biases import Dense as DenseBias
 from clearhead.attention.call import Call
-from clearhead.attention.mask_kinds import Band, Both, Padding, Prefix
+from clearhead.attention.mask_kinds import Band, Both, Padding
 from clearhead.attention.mask_kinds import Dense as DenseMask
 from clearhead.attention.masks import Mask
 
@@ -103,43 +103,37 @@ def _find_common_mask(parts: Sequence[Step], queries: int, keys: int) -> Mask | 
 
 def _to_document_positions(part: Step) -> list[Mask] | None:
     """The masks of a step in document positions; None if one has no such form."""
-    found: list[Mask] = []
+    rules: list[Mask] = []
     end = part.first_key + part.keys
-    for one in () if part.mask is None else part.mask.parts():
-        if isinstance(one, Band) and one.start(part.queries, part.keys) == part.shift:
-            found.append(Band(one.left, one.right, 0))
-        elif isinstance(one, (Padding, Prefix)):
-            hides = isinstance(one, Padding) and one.hide_queries
-            if hides and part.keys - part.queries != part.shift:
-                return None
-            if isinstance(one, Padding) and one.side == "left":
-                found.append(Padding(end - one.lengths, "left", hides))  # for now: how many pads there are
-            elif isinstance(one, Padding):
-                found.append(Padding(one.lengths + part.first_key, "right", hides))
-            else:
-                found.append(Prefix(one.lengths + part.first_key))
+    for mask in () if part.mask is None else part.mask.parts():
+        if isinstance(mask, Band) and mask.start(part.queries, part.keys) == part.shift:
+            rules.append(Band(mask.left, mask.right, 0))
+        elif isinstance(mask, Padding) and not (mask.hide_queries and part.keys - part.queries != part.shift):
+            # Of padding on the left, for now: how many pads there are.
+            lengths = end - mask.lengths if mask.side == "left" else mask.lengths + part.first_key
+            rules.append(Padding(lengths, mask.side, mask.hide_queries))
         else:
             return None
-    if not found and part.queries == 1 and part.shift == part.keys - 1:
+    if not rules and part.queries == 1 and part.shift == part.keys - 1:
         return [Band(None, 0, 0)]  # one query that sees all there is: the last one of a causal mask
-    return found
+    return rules
 
 
 def _find_common_rule(rules: Sequence[Mask], present: Sequence[Tensor | None]) -> Mask | None:
     """The mask that these have in common, or None; finished samples are ignored."""
-    first, numbers, known = rules[0], None, None
+    first, numbers, read = rules[0], None, None  # read: of which samples the numbers are those of the mask
     for rule, there in zip(rules, present, strict=True):
         if _rule_key(rule) != _rule_key(first):
             return None
         for tensor in rule.tensors():
             there = torch.ones_like(tensor, dtype=torch.bool) if there is None else there
             new, there = torch.broadcast_tensors(tensor, there)
-            if numbers is None or known is None:
-                numbers, known = new, there
-            elif not bool(((numbers == new) | ~known | ~there).all()):
+            if numbers is None or read is None:
+                numbers, read = new, there
+            elif not bool(((numbers == new) | ~read | ~there).all()):
                 return None
             else:
-                numbers, known = torch.where(there, new, numbers), known | there
+                numbers, read = torch.where(there, new, numbers), read | there
     return first if numbers is None else first.map(lambda _: numbers)
 
 
@@ -170,33 +164,30 @@ def _hides_absent_keys(part: Step, rules: Sequence[Mask], keys: int) -> bool:
 def _find_common_bias(parts: Sequence[Step]) -> Bias | Literal[False] | None:
     """The bias that all steps share, or False."""
     first = parts[0].bias
-    for part in parts:
-        one = part.bias
-        if (one is None) != (first is None):
-            return False
-        if one is None or first is None:
-            continue
-        start = part.keys - part.queries if one.offset is None else one.offset
-        if type(one) is not type(first) or isinstance(one, DenseBias) or start != part.shift:
-            return False
-        if getattr(one, "buckets", None) is not getattr(first, "buckets", None):
-            return False
-        if not torch.equal(one.parameter, first.parameter):
-            return False
     if first is None:
-        return None
+        return None if all(part.bias is None for part in parts) else False
+    if not all(_is_same_bias(part, first) for part in parts):
+        return False
     whole = first.replace(first.parameter)
     whole.offset = parts[0].first_query
     return whole
 
 
+def _is_same_bias(part: Step, first: Bias) -> bool:
+    """Whether the bias of a step is this one, a rule that depends on the distance between document positions."""
+    bias = part.bias
+    if bias is None or type(bias) is not type(first) or isinstance(bias, DenseBias):
+        return False
+    start = part.keys - part.queries if bias.offset is None else bias.offset
+    same = start == part.shift and getattr(bias, "buckets", None) is getattr(first, "buckets", None)
+    return same and torch.equal(bias.parameter, first.parameter)
+
+
 def _build_dense_mask(parts: Sequence[Step], keys: int) -> Mask:
     squares = []
     for part in parts:
-        if part.mask is None:
-            seen = torch.ones(1, 1, part.queries, part.keys, dtype=torch.bool)
-        else:
-            seen = part.mask.dense(part.queries, part.keys)
+        mask = part.mask
+        seen = torch.ones(1, 1, 1, 1).bool() if mask is None else mask.dense(part.queries, part.keys)
         squares.append(_pad_keys(seen, part, keys))
     return DenseMask(_stack_queries(squares))
 
@@ -205,13 +196,13 @@ def _build_dense_bias(parts: Sequence[Step], keys: int) -> Bias:
     squares = []
     for part in parts:
         numbers = torch.zeros(1, 1, 1, 1) if part.bias is None else part.bias.dense(part.queries, part.keys)
-        numbers = numbers.expand(*numbers.shape[:2], part.queries, part.keys)
         squares.append(_pad_keys(numbers, part, keys))
     return DenseBias(_stack_queries(squares))
 
 
 def _pad_keys(square: Tensor, part: Step, keys: int) -> Tensor:
     """Pads the keys that did not exist at this step, with 0 or False."""
+    square = square.expand(*square.shape[:2], part.queries, part.keys)
     return torch.nn.functional.pad(square, (part.first_key, keys - part.first_key - part.keys))
 
 

@@ -25,9 +25,18 @@ from clearhead.lens.measures.definition import Measures
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward, Sight
 from clearhead.lens.record.call_metadata import CallMetadata
-from clearhead.lens.record.kept_inputs_json import Fetch, Store, build_kept, kept_to_header
-from clearhead.lens.record.record_header import CallHeader, RecordHeader, RunningHeader, SightHeader, read_as
-from clearhead.lens.record.running_statistics import RunningStatistics
+from clearhead.lens.record.record_header import (
+    CallHeader,
+    Fetch,
+    RecordHeader,
+    RunningHeader,
+    SightHeader,
+    Store,
+    build_kept,
+    kept_to_header,
+    read_as,
+)
+from clearhead.lens.record.record_tables import RunningStatistics
 from clearhead.storage import atomic_file, check_format
 
 FORMAT = 1

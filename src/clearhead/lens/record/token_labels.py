@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -43,7 +42,7 @@ def decode_byte_characters(token: str, bytes_of: Mapping[str, int]) -> str:
     if not all(mark in bytes_of for mark in token):
         return token
     text = bytes(bytes_of[mark] for mark in token).decode("utf-8", "surrogateescape").replace(" ", SPACE)
-    return ESCAPED.sub(lambda found: f"<0x{ord(found[0]) - 0xDC00:02X}>", text)
+    return ESCAPED.sub(lambda escaped: f"<0x{ord(escaped[0]) - 0xDC00:02X}>", text)
 
 
 @cache
@@ -51,7 +50,7 @@ def byte_alphabet() -> dict[str, int]:
     """GPT-2's byte-level alphabet as {character: byte}: printable bytes are themselves, the rest U+0100 and up."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
-    return {chr(byte): byte for byte in printed} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printed} | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
 def _format_token(name: object, number: int, bytes_of: Mapping[str, int] | None = None) -> str:
@@ -62,27 +61,20 @@ def _format_token(name: object, number: int, bytes_of: Mapping[str, int] | None 
 
 def _find_byte_decoder(tokenizer: Any) -> Mapping[str, int] | None:
     """The {character: byte} table of a byte-level tokenizer; None for others."""
-    own = getattr(tokenizer, "byte_decoder", None)  # of those written in Python
-    if isinstance(own, Mapping):
-        return own
+    decoder = getattr(tokenizer, "byte_decoder", None)  # of those written in Python
+    if isinstance(decoder, Mapping):
+        return decoder
     engine = getattr(tokenizer, "backend_tokenizer", tokenizer)
     parts = [getattr(engine, name, None) for name in ("normalizer", "pre_tokenizer", "decoder")]
-    return byte_alphabet() if any("ByteLevel" in _find_types(part) for part in parts if part is not None) else None
+    return byte_alphabet() if any(map(_works_on_bytes, parts)) else None
 
 
-def _find_types(part: Any) -> set[str]:
-    """The type names of a tokenizer component and of all components inside it."""
+def _works_on_bytes(part: Any) -> bool:
+    """Whether a component of a tokenizer, or one inside it, is of the type ByteLevel, by its JSON."""
     try:
-        described = json.loads(part.__getstate__())
+        return re.search(rb'"type": *"ByteLevel"', part.__getstate__()) is not None
     except Exception:  # the library's own: components written in Python have no description
-        return set()
-    found, waiting = set(), [described]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            found.add(str(one.get("type")))
-        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-    return found
+        return False
 
 
 def _find_added_tokens(tokenizer: Any) -> set[int]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from clearhead.errors import CheckpointError
 from clearhead.model.config import Labels, ModelConfig
-from clearhead.model.huggingface.config_json import HuggingFaceConfig
+from clearhead.model.huggingface.config_json import HuggingFaceConfig, write_fields
 from clearhead.model.huggingface.mapping import (
+    CheckpointForm,
     CheckpointMapping,
     ParameterMapping,
     count_head_rows,
@@ -21,6 +22,20 @@ from clearhead.model.huggingface.mapping import (
 from clearhead.model.output_heads import Classifier, TokenClassifier
 from clearhead.model.transformer import Encoder
 
+KEYS = {
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "layers": "num_hidden_layers",
+    "feedforward": "intermediate_size",
+    "activation": "hidden_act",
+    "norm_epsilon": "layer_norm_eps",
+    "max_length": "max_position_embeddings",
+    "segments": "type_vocab_size",
+    "tie_embeddings": "tie_word_embeddings",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+}
 HARMLESS = "|".join(
     (
         r"pooler\..*",  # of no use but for judging pairs of sentences, like the next
@@ -29,49 +44,46 @@ HARMLESS = "|".join(
         r"(cls\.predictions|lm_head)\.bias",  # where the decoder beside it has one, which is the one in use
     )
 )
-
-
-POOLED = ("bert.pooler.dense", "classifier")  # BERT's names of the two layers that score a whole text
+BERT_HEAD, ROBERTA_HEAD = "cls.predictions", "lm_head"  # prefixes of the masked-word heads
 
 
 def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> CheckpointMapping:
-    kind = settings.read_string("model_type")
-    trunk = find_trunk(names, "bert." if kind == "bert" else "roberta.")
+    bert = settings.read_string("model_type") == "bert"
+    trunk = find_trunk(names, "bert." if bert else "roberta.")
     settings.require(is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
-    masked = "cls.predictions.transform.dense.weight" if kind == "bert" else "lm_head.dense.weight"
+    values = settings.read_fields(
+        KEYS,
+        activation="gelu",
+        norm_epsilon=1e-12,
+        segments=2,
+        tie_embeddings=True,
+        dropout=0.1,
+        attention_dropout=0.1,
+    )
     # RoBERTa's positions start after the padding token's id, ours at 0: the rows before are never used.
-    skipped = 0 if kind == "bert" else settings.read_int("pad_token_id", 1, least=0) + 1
-    tied = settings.read_bool("tie_word_embeddings", True)
+    skipped = 0 if bert else settings.read_int("pad_token_id", 1, least=0) + 1
     task, labels = _read_task(settings, names)
+    masked = (f"{BERT_HEAD}.transform.dense.weight" if bert else f"{ROBERTA_HEAD}.dense.weight") in names
+    masked = masked and labels is None
     config = settings.make_config(
+        **values
+        | {"max_length": values["max_length"] - skipped, "tie_embeddings": values["tie_embeddings"] or not masked},
         labels=None if labels is None else Labels(labels, pooling="first" if task is Classifier else "mean"),
-        vocabulary=settings.read_int("vocab_size"),
-        width=settings.read_int("hidden_size"),
-        heads=settings.read_int("num_attention_heads"),
-        layers=settings.read_int("num_hidden_layers"),
-        feedforward=settings.read_int("intermediate_size"),
-        activation=settings.read_activation("hidden_act", "gelu"),
-        norm_epsilon=settings.read_float("layer_norm_eps", 1e-12),
         positions="learned",
-        max_length=settings.read_int("max_position_embeddings") - skipped,
-        segments=settings.read_int("type_vocab_size", 2),
         embedding_norm=True,
         scale_embeddings=False,
-        tie_embeddings=tied or masked not in names or labels is not None,
-        logits_bias=masked in names and labels is None,
-        logits_transform=masked in names and labels is None,
-        dropout=settings.read_float("hidden_dropout_prob", 0.1),
-        attention_dropout=settings.read_float("attention_probs_dropout_prob", 0.1),
+        logits_bias=masked,
+        logits_transform=masked,
     )
-    if kind != "bert" and config.logits_transform and config.activation != "gelu":
+    if not bert and masked and config.activation != "gelu":
         raise CheckpointError(
             f"{settings.source}: RoBERTa's vocabulary head always uses gelu, its layers use hidden_act="
             f"{settings.read_string('hidden_act')!r}; clearhead needs the same for both"
         )
-    head = "cls.predictions" if kind == "bert" else "lm_head"
+    pooler, classifier = ("bert.pooler.dense", "classifier") if bert else ("classifier.dense", "classifier.out_proj")
     parameters = chain(
-        map_parameters(config, names, trunk, head, skipped),
-        map_label_head(config, *(("classifier.dense", "classifier.out_proj") if kind != "bert" else POOLED)),
+        _map_parameters(config, names, trunk, BERT_HEAD if bert else ROBERTA_HEAD, skipped),
+        _map_label_head(config, pooler, classifier),
     )
     return CheckpointMapping(task, config, parameters, trunk, HARMLESS)
 
@@ -88,7 +100,7 @@ def _read_task(settings: HuggingFaceConfig, names: frozenset[str]) -> tuple[type
     return task, len(labels) if isinstance(labels, dict) and labels else settings.read_int("num_labels", 2)
 
 
-def map_label_head(config: ModelConfig, pooler: str, classifier: str) -> Iterator[ParameterMapping]:
+def _map_label_head(config: ModelConfig, pooler: str, classifier: str) -> Iterator[ParameterMapping]:
     """The layers of a Classifier or TokenClassifier; none for an Encoder."""
     if config.labels is None:
         return
@@ -99,8 +111,8 @@ def map_label_head(config: ModelConfig, pooler: str, classifier: str) -> Iterato
     yield from map_linear_in("to_labels", classifier)
 
 
-def map_parameters(
-    config: ModelConfig, names: frozenset[str], trunk: str, head: str, skipped: int = 0
+def _map_parameters(
+    config: ModelConfig, names: frozenset[str], trunk: str, head: str, skipped: int
 ) -> Iterator[ParameterMapping]:
     copies = (f"{head}.decoder.weight",) if config.tie_embeddings else ()
     yield map_words(f"{trunk}embeddings.word_embeddings.weight", *copies)
@@ -126,15 +138,37 @@ def _map_layer(config: ModelConfig, ours: str, theirs: str) -> Iterator[Paramete
 
 
 def _map_head(config: ModelConfig, names: frozenset[str], head: str) -> Iterator[ParameterMapping]:
-    bert = head == "cls.predictions"
+    bert = head == BERT_HEAD
     yield from map_linear_out("vocabulary.transform", f"{head}.transform.dense" if bert else f"{head}.dense")
     yield from map_norm("vocabulary.transform_norm", f"{head}.transform.LayerNorm" if bert else f"{head}.layer_norm")
     if not config.tie_embeddings:
         yield ParameterMapping("vocabulary.output.weight", (f"{head}.decoder.weight",))
-    if not config.logits_bias:
-        return
     if config.tie_embeddings:
         yield ParameterMapping("vocabulary.bias", (f"{head}.bias",), copies=(f"{head}.decoder.bias",))
     else:  # where both are kept, the decoder's is the one in use
         used = f"{head}.decoder.bias" if f"{head}.decoder.bias" in names else f"{head}.bias"
         yield ParameterMapping("vocabulary.bias", (used,))
+
+
+def make_form(model: Encoder, labels: Sequence[str]) -> CheckpointForm:
+    """The form of a BERT: BERT always has segments, and a bias of the vocabulary's scores in its masked-word head."""
+    config, names = model.config.resolve(), frozenset[str]()
+    config, architecture = config.change(segments=config.segments or 1), "BertModel"
+    if isinstance(model, (Classifier, TokenClassifier)):
+        architecture = f"BertFor{'Sequence' if isinstance(model, Classifier) else 'Token'}Classification"
+        names = frozenset(["bert.embeddings.word_embeddings.weight", "classifier.weight"])
+    elif config.logits_transform:
+        config, architecture = config.change(logits_bias=True), "BertForMaskedLM"
+        names = frozenset(["bert.embeddings.word_embeddings.weight", f"{BERT_HEAD}.transform.dense.weight"])
+    settings = write_fields(config, KEYS) | {"architectures": [architecture], "model_type": "bert"}
+    if names_of_labels := _name_labels(config.label_count, labels):
+        settings["id2label"] = dict(enumerate(names_of_labels))
+        settings["label2id"] = {name: number for number, name in enumerate(names_of_labels)}
+    return CheckpointForm("BERT", config, settings, names, map_checkpoint)
+
+
+def _name_labels(count: int, labels: Sequence[str]) -> list[str]:
+    names = list(labels) or [f"LABEL_{number}" for number in range(count)]
+    if count and len(names) != count:
+        raise CheckpointError(f"labels= names {len(names)} labels, but the model has {count}")
+    return names if count else []

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model.config import ModelConfig
 
+CONFIG = "config.json"
 REQUIRED: Any = object()
-LARGEST = 2**31  # larger than any size of a real model
+SIZE_LIMIT = 2**31  # larger than any size of a real model
+FIELD_TYPES = {field.name: str(field.type) for field in fields(ModelConfig)}
 
 # Their names for an activation, and ours.
 ACTIVATIONS = {
@@ -26,21 +29,12 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
+WRITTEN_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
 
 # Features that no model here has, by the keys that switch them on. Falsy values switch them off.
 UNSUPPORTED = (
-    "auto_map",
-    "quantization_config",
-    "qk_norm",
-    "use_qk_norm",
-    "qk_layernorm",
-    "use_attention_sinks",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "clip_qkv",
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
+    *("auto_map", "quantization_config", "qk_norm", "num_local_experts", "num_experts"),
+    *("use_attention_sinks", "attn_logit_softcapping", "final_logit_softcapping", "clip_qkv"),
 )
 
 
@@ -68,8 +62,8 @@ class HuggingFaceConfig:
 
     def read_int(self, key: str, default: Any = REQUIRED, *, least: int = 1) -> int:
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < LARGEST:
-            raise self.wrong_type(key, value, f"a whole number from {least} to {LARGEST - 1}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < SIZE_LIMIT:
+            raise self.wrong_type(key, value, f"a whole number from {least} to {SIZE_LIMIT - 1}")
         return value
 
     def read_float(self, key: str, default: Any = REQUIRED, *, least: float = 0.0) -> float:
@@ -78,7 +72,7 @@ class HuggingFaceConfig:
             raise self.wrong_type(key, value, f"a number of at least {least}")
         return float(value)
 
-    def read_bool(self, key: str, default: bool) -> bool:
+    def read_bool(self, key: str, default: Any) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self.wrong_type(key, value, "true or false")
@@ -103,6 +97,20 @@ class HuggingFaceConfig:
         if name not in ACTIVATIONS:
             raise self.unsupported(key, f"only {', '.join(ACTIVATIONS)} can be read")
         return ACTIVATIONS[name]
+
+    def read_fields(self, keys: Mapping[str, str], **defaults: Any) -> dict[str, Any]:
+        """Fields of a ModelConfig from these keys, one for each; a field without a default must be there."""
+        return {field: self._read_field(field, key, defaults.get(field, REQUIRED)) for field, key in keys.items()}
+
+    def _read_field(self, field: str, key: str, default: Any) -> Any:
+        if field == "activation":
+            return self.read_activation(key, default)
+        readers: dict[str, Callable[..., Any]] = {
+            "int": self.read_int,
+            "float": self.read_float,
+            "bool": self.read_bool,
+        }
+        return readers[FIELD_TYPES[field].removesuffix(" | None")](key, default)
 
     def require(self, **allowed: Any) -> None:
         """Refuses a key with any other value than the allowed one; absent and null are fine."""
@@ -137,3 +145,9 @@ class HuggingFaceConfig:
         if default is REQUIRED:
             raise CheckpointError(f"{self.source} has no {key}, which is needed to build the model")
         return default
+
+
+def write_fields(config: ModelConfig, keys: Mapping[str, str]) -> dict[str, Any]:
+    """The inverse of `HuggingFaceConfig.read_fields`."""
+    settings = {key: getattr(config, field) for field, key in keys.items()}
+    return {**settings, keys["activation"]: WRITTEN_ACTIVATIONS.get(config.activation)}

@@ -6,10 +6,12 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from clearhead.attention.positions import SCALINGS
 from clearhead.errors import CheckpointError
 from clearhead.model.config import ModelConfig
-from clearhead.model.huggingface.config_json import REQUIRED, HuggingFaceConfig
+from clearhead.model.huggingface.config_json import REQUIRED, HuggingFaceConfig, write_fields
 from clearhead.model.huggingface.mapping import (
+    CheckpointForm,
     CheckpointMapping,
     ParameterMapping,
     count_head_rows,
@@ -23,63 +25,57 @@ from clearhead.model.huggingface.mapping import (
 from clearhead.model.transformer import Decoder
 
 HARMLESS = r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"  # computed anew from the base
-SMALLEST = 1e-9  # of what is divided by
+LEAST_SCALING = 1e-9  # of numbers that are divided by
 GATED = {"silu": "swiglu", "gelu": "geglu"}
-# Values of ModelConfig that Llama requires, and its names of activations.
-EXPRESSIBLE = {
-    "norm": "rms",
-    "norm_first": True,
-    "final_norm": True,
-    "positions": "rotary",
-    "temperature": "fixed",
-    "cross_attention": False,
-    "segments": 0,
-    "embedding_norm": False,
-    "scale_embeddings": False,
-    "logits_bias": False,
-    "logits_transform": False,
+KEYS = {
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "layers": "num_hidden_layers",
+    "feedforward": "intermediate_size",
+    "activation": "hidden_act",
+    "norm_epsilon": "rms_norm_eps",
+    "tie_embeddings": "tie_word_embeddings",
+    "attention_dropout": "attention_dropout",
 }
-ACTIVATIONS = {gated: plain for plain, gated in GATED.items()}
-SCALING_KEYS = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}
+SCALING_KEYS = {"default": (), "linear": SCALINGS["linear"], "llama3": SCALINGS["llama3"]}  # by rope_type
 
 
 def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> CheckpointMapping:
     kind = settings.read_string("model_type")
     trunk = find_trunk(names, "model.")
-    activation = settings.read_activation("hidden_act", "silu")
-    if activation not in GATED:
-        raise settings.unsupported("hidden_act", "only silu and gelu can be read for a gated feed-forward")
     heads = settings.read_int("num_attention_heads")
-    # Llama's own default; Mistral and Qwen2 have others, and always write what they use
-    shared = heads if kind == "llama" or "num_key_value_heads" in settings.values else REQUIRED
-    biased = settings.read_bool("attention_bias", False) if kind == "llama" else kind == "qwen2"
+    values = settings.read_fields(
+        KEYS,
+        # Llama's own default; Mistral and Qwen2 have others, and always write what they use
+        kv_heads=heads if kind == "llama" or "num_key_value_heads" in settings.values else REQUIRED,
+        head_dim=settings.read_int("hidden_size") // heads,
+        activation="silu",
+        norm_epsilon=1e-6,
+        tie_embeddings=False,
+        attention_dropout=0.0,
+    )
+    if values["activation"] not in GATED:
+        raise settings.unsupported("hidden_act", "only silu and gelu can be read for a gated feed-forward")
     base, scaling = _read_rotary(settings)
     config = settings.make_config(
-        vocabulary=settings.read_int("vocab_size"),
-        width=settings.read_int("hidden_size"),
-        heads=heads,
-        kv_heads=settings.read_int("num_key_value_heads", shared),
-        head_dim=settings.read_int("head_dim", settings.read_int("hidden_size") // heads),
-        layers=settings.read_int("num_hidden_layers"),
-        feedforward=settings.read_int("intermediate_size"),
-        activation=GATED[activation],
+        **values
+        | {
+            "activation": GATED[values["activation"]],
+            "tie_embeddings": values["tie_embeddings"] or _lacks_output(settings, names, trunk),
+        },
         norm="rms",
         norm_first=True,
-        norm_epsilon=settings.read_float("rms_norm_eps", 1e-6),
         bias=settings.read_bool("mlp_bias", False) if kind == "llama" else False,
-        attention_bias=biased,
+        attention_bias=settings.read_bool("attention_bias", False) if kind == "llama" else kind == "qwen2",
         positions="rotary",
         rotary_base=base,
         rotary_scaling=scaling,
         window=_read_window(settings, kind),
         scale_embeddings=False,
-        tie_embeddings=settings.read_bool("tie_word_embeddings", False) or _lacks_output(settings, names, trunk),
         dropout=0.0,
-        attention_dropout=settings.read_float("attention_dropout", 0.0),
     )
     return CheckpointMapping(Decoder, config, map_parameters(config, trunk, out_bias=kind == "llama"), trunk, HARMLESS)
 
@@ -118,34 +114,27 @@ def map_parameters(config: ModelConfig, trunk: str, *, out_bias: bool) -> Iterat
     yield from map_norm("decoder.final_norm", f"{trunk}norm", bias=False)
 
 
-def make_settings(config: ModelConfig, max_length: int) -> dict[str, Any]:
-    """The config.json of a Llama with the sizes of this resolved configuration, or of a Mistral if it has a window."""
-    mistral = config.window is not None
+def make_form(config: ModelConfig, max_length: int) -> CheckpointForm:
+    """The form of a Llama, or of a Mistral if the configuration has a window."""
     rotary: dict[str, Any] = {"rope_theta": config.rotary_base, "rope_type": "default"}
     scaling = dict(config.rotary_scaling or {})
     if scaling:
         rotary |= {"rope_type": scaling.pop("type"), **scaling}
-    settings: dict[str, Any] = {
-        "architectures": ["MistralForCausalLM" if mistral else "LlamaForCausalLM"],
-        "model_type": "mistral" if mistral else "llama",
-        "vocab_size": config.vocabulary,
-        "hidden_size": config.width,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "num_hidden_layers": config.layers,
-        "intermediate_size": config.feedforward,
-        "hidden_act": ACTIVATIONS[config.activation],
-        "rms_norm_eps": config.norm_epsilon,
-        "attention_dropout": config.attention_dropout,
+    format = "Llama" if config.window is None else "Mistral"
+    settings = write_fields(config, KEYS) | {
+        "architectures": [f"{format}ForCausalLM"],
+        "model_type": format.lower(),
+        "hidden_act": next((plain for plain, gated in GATED.items() if gated == config.activation), None),
         "max_position_embeddings": max_length,
         "rope_theta": config.rotary_base,  # where transformers before 5 look for it
         "rope_parameters": rotary,
-        "tie_word_embeddings": config.tie_embeddings,
     }
-    if mistral:
-        return {**settings, "sliding_window": config.window}
-    return {**settings, "attention_bias": config.attention_bias, "mlp_bias": config.bias}
+    if config.window is None:
+        settings |= {"attention_bias": config.attention_bias, "mlp_bias": config.bias}
+    else:
+        settings["sliding_window"] = config.window
+    names = frozenset(["model.embed_tokens.weight", "lm_head.weight"])
+    return CheckpointForm(format, config, settings, names, map_checkpoint)
 
 
 def _read_rotary(settings: HuggingFaceConfig) -> tuple[float, dict[str, float | str] | None]:
@@ -171,7 +160,7 @@ def _read_rotary(settings: HuggingFaceConfig) -> tuple[float, dict[str, float | 
         default = settings.values.get("max_position_embeddings", REQUIRED) if original else REQUIRED
         # transformers prefers the value outside rope_scaling.
         source = settings if original and settings.has(key) else rotary
-        scaling[key] = source.read_float(key, default, least=SMALLEST)
+        scaling[key] = source.read_float(key, default, least=LEAST_SCALING)
     return base, scaling
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.model.config import ModelConfig
+from clearhead.model.huggingface.config_json import HuggingFaceConfig
 from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder
 
 Model = Encoder | Decoder | EncoderDecoder
@@ -56,10 +57,11 @@ class ParameterMapping:
     def to_theirs(self, rows: Float[Tensor, "..."], order: Int[Tensor, " width"] | None) -> Float[Tensor, "..."]:
         """Rows of our parameter as their tensor, copied: the inverse of `to_ours`."""
         assert not self.skipped, "tables with skipped rows are only read"
+        rows = rows.detach().cpu()
         if order is not None and self.features is not None:
             rows = rows.index_select(self.features, order.argsort())
         rows = rows.T if self.layout == "transposed" else rows[None] if self.layout == "row" else rows
-        return rows.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return rows.clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,21 @@ class CheckpointMapping:
     trunk: str
     harmless: str
     order: Callable[[int], Int[Tensor, " width"]] | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointForm:
+    """What a model is written as: its config.json, and `read`, which maps such a checkpoint to one of our models.
+
+    `names` are some tensors that the checkpoint has, enough for `read` to tell variants of the format apart. `config`
+    is the resolved configuration of the model, with what the format adds to it.
+    """
+
+    format: str
+    config: ModelConfig
+    settings: dict[str, Any]
+    names: frozenset[str]
+    read: Callable[[HuggingFaceConfig, frozenset[str]], CheckpointMapping]
 
 
 def find_trunk(names: frozenset[str], prefix: str) -> str:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from clearhead.errors import CheckpointError
 from clearhead.model.config import ModelConfig
-from clearhead.model.huggingface.config_json import HuggingFaceConfig
+from clearhead.model.huggingface.config_json import HuggingFaceConfig, write_fields
 from clearhead.model.huggingface.mapping import (
+    CheckpointForm,
     CheckpointMapping,
     ParameterMapping,
     count_head_rows,
@@ -28,7 +29,18 @@ from clearhead.model.huggingface.mapping import (
 from clearhead.model.transformer import EncoderDecoder
 
 HARMLESS = r"(encoder|decoder)\.embed_positions\.weight"  # sinusoids, computed anew
-NORM_EPSILON = 1e-5  # Marian's only one
+KEYS = {
+    "vocabulary": "vocab_size",
+    "width": "d_model",
+    "heads": "encoder_attention_heads",
+    "layers": "encoder_layers",
+    "decoder_layers": "decoder_layers",
+    "feedforward": "encoder_ffn_dim",
+    "activation": "activation_function",
+    "scale_embeddings": "scale_embedding",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+}
 
 
 def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> CheckpointMapping:
@@ -46,25 +58,13 @@ def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> Checkp
     for same in ("attention_heads", "ffn_dim"):
         if settings.read_int(f"decoder_{same}") != settings.read_int(f"encoder_{same}"):
             raise settings.unsupported(f"decoder_{same}", f"it must be the same as encoder_{same}")
-    width, vocabulary = settings.read_int("d_model"), settings.read_int("vocab_size")
-    settings.require(decoder_vocab_size=vocabulary)
-    if width % 2:
-        raise CheckpointError(f"{settings.source}: d_model={width} is odd; sinusoidal positions need an even width")
-    config = settings.make_config(
-        vocabulary=vocabulary,
-        width=width,
-        heads=settings.read_int("encoder_attention_heads"),
-        layers=settings.read_int("encoder_layers"),
-        decoder_layers=settings.read_int("decoder_layers"),
-        feedforward=settings.read_int("encoder_ffn_dim"),
-        activation=settings.read_activation("activation_function", "gelu"),
-        norm_epsilon=NORM_EPSILON,
-        positions="sinusoidal",
-        scale_embeddings=settings.read_bool("scale_embedding", False),
-        logits_bias="final_logits_bias" in names,
-        dropout=settings.read_float("dropout", 0.1),
-        attention_dropout=settings.read_float("attention_dropout", 0.0),
-    )
+    values = settings.read_fields(KEYS, activation="gelu", scale_embeddings=False, dropout=0.1, attention_dropout=0.0)
+    settings.require(decoder_vocab_size=values["vocabulary"])
+    if values["width"] % 2:
+        raise CheckpointError(
+            f"{settings.source}: d_model={values['width']} is odd; sinusoidal positions need an even width"
+        )
+    config = settings.make_config(**values, logits_bias="final_logits_bias" in names)
     return CheckpointMapping(EncoderDecoder, config, map_parameters(config, trunk), trunk, HARMLESS, feature_order)
 
 
@@ -104,3 +104,21 @@ def _map_layer(config: ModelConfig, ours: str, theirs: str, *, cross: bool) -> I
     yield from map_linear_in(f"{ours}.feedforward.up", f"{theirs}.fc1")
     yield from map_linear_out(f"{ours}.feedforward.down", f"{theirs}.fc2")
     yield from map_norm(f"{ours}.feedforward_norm", f"{theirs}.final_layer_norm")
+
+
+def make_form(config: ModelConfig, max_length: int) -> CheckpointForm:
+    """The form of a Marian, which always has a bias of the vocabulary's scores."""
+    settings = write_fields(config, KEYS) | {
+        "architectures": ["MarianMTModel"],
+        "model_type": "marian",
+        "is_encoder_decoder": True,
+        "decoder_vocab_size": config.vocabulary,
+        "decoder_attention_heads": config.heads,
+        "decoder_ffn_dim": config.feedforward,
+        "activation_dropout": config.dropout,
+        "max_position_embeddings": max_length,
+        "share_encoder_decoder_embeddings": True,
+        "tie_word_embeddings": True,
+    }
+    names = frozenset(["model.shared.weight", "final_logits_bias"])
+    return CheckpointForm("Marian", config.change(logits_bias=True), settings, names, map_checkpoint)

@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead.errors import CheckpointError
-from clearhead.model.config import Labels, ModelConfig
+from clearhead.model.config import FIELDS
+from clearhead.model.devices import empty_weights
 from clearhead.model.huggingface import bert, gpt2, llama, marian
-from clearhead.model.huggingface.checkpoint_files import write
-from clearhead.model.huggingface.mapping import Model, ParameterMapping
+from clearhead.model.huggingface.config_json import CONFIG, HuggingFaceConfig
+from clearhead.model.huggingface.mapping import CheckpointForm, Model
+from clearhead.model.huggingface.read_checkpoint import WEIGHTS, format_names
 from clearhead.model.lora import DOWN, UP
-from clearhead.model.output_heads import Classifier, PooledEncoder, TokenClassifier
 from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder
+from clearhead.storage import flush_tree, move_into_place, temporary_folder
 
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
-
-# Values that both formats require.
-COMMON = {
-    "norm": "layer",
-    "norm_first": False,
-    "final_norm": False,
-    "bias": True,
-    "attention_bias": True,
-    "window": None,
-    "encoder_window": None,
-    "patches": None,
-    "sound": None,
-    "temperature": "fixed",
-}
-BERT = {**COMMON, "positions": "learned", "embedding_norm": True, "scale_embeddings": False}
-MARIAN = {
-    **COMMON,
-    "positions": "sinusoidal",
-    "source_vocabulary": None,
-    "embedding_norm": False,
-    "segments": 0,
-    "tie_embeddings": True,
-    "logits_transform": False,
-    "copying": False,
-    "norm_epsilon": marian.NORM_EPSILON,
-}
+UNCHECKED = ("dropout", "max_length")  # fields that need not be the same when a checkpoint is read back
 
 
 def to_huggingface(
@@ -73,162 +52,90 @@ def to_huggingface(
     them. `max_length` is how many positions Marian makes sinusoids for, and what Llama is said to read at most; ours
     know no limit.
     """
-    if isinstance(model, Encoder):
-        settings, tensors = _convert_bert(model, labels)
-    elif isinstance(model, Decoder):
-        settings, tensors = _convert_decoder(model, max_length)
-        settings["bos_token_id"] = eos if start is None else start
-    elif isinstance(model, EncoderDecoder):
-        settings, tensors = _convert_marian(model, max_length)
-        settings["forced_eos_token_id"] = eos
-        # Marian insists on a number: one outside the vocabulary fails, where any other would mislead
-        settings["decoder_start_token_id"] = next((token for token in (start, pad) if token is not None), -1)
-    else:
-        raise CheckpointError(
-            f"a {type(model).__name__} cannot be written; only an Encoder (as BERT), a Decoder (as GPT-2 or Llama) "
-            "and an EncoderDecoder (as Marian) can"
-        )
+    if not isinstance(model, (Encoder, Decoder, EncoderDecoder)):
+        raise CheckpointError(f"a {type(model).__name__} cannot be written, only an Encoder, Decoder or EncoderDecoder")
     for name, token in (("pad", pad), ("eos", eos), ("start", start)):
         if token is not None and not 0 <= token < model.config.vocabulary:
             last = model.config.vocabulary - 1
             raise CheckpointError(f"{name}={token} is no token of this model; its vocabulary goes from 0 to {last}")
-    settings |= {"pad_token_id": pad, "eos_token_id": eos}
+    form = _make_form(model, max_length, labels)
+    tensors = _collect_tensors(model, form)
+    settings = form.settings | {"pad_token_id": pad, "eos_token_id": eos}
     settings["dtype"] = str(model.vocabulary.words.weight.dtype).removeprefix("torch.")
-    write(Path(folder), settings, tensors)
+    if isinstance(model, Decoder):
+        settings["bos_token_id"] = eos if start is None else start
+    elif isinstance(model, EncoderDecoder):
+        settings["forced_eos_token_id"] = eos
+        # Marian insists on a number: one outside the vocabulary fails, where any other would mislead
+        settings["decoder_start_token_id"] = next((token for token in (start, pad) if token is not None), -1)
+    else:
+        _add_what_bert_repeats(tensors, settings["architectures"][0], model)
+    _write(Path(folder), settings, tensors)
 
 
-def _convert_bert(model: Encoder, labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    config, width = model.config.resolve(), model.config.width
-    masked = config.logits_transform
-    required = {**BERT, **_plain_heads(config)} | ({} if masked else {"logits_bias": False, "tie_embeddings": True})
-    architecture = "BertForMaskedLM" if masked else "BertModel"
-    if isinstance(model, (Classifier, TokenClassifier)):
-        whole = isinstance(model, Classifier)
-        required["labels"] = Labels(config.label_count, pooling="first" if whole else "mean")
-        architecture = "BertForSequenceClassification" if whole else "BertForTokenClassification"
-    elif isinstance(model, PooledEncoder) and config.labels is not None:
-        raise CheckpointError("BERT cannot hold the label scores of a PooledEncoder; use Classifier, pooling='first'")
-    _check_expressible(config, "BERT", required)
-    trunk = "" if architecture == "BertModel" else "bert."
-    mappings = chain(
-        bert.map_parameters(config, frozenset(), trunk, "cls.predictions"), bert.map_label_head(config, *bert.POOLED)
-    )
-    tensors = _collect_tensors(model, list(mappings), None)
-    like = model.vocabulary.words.weight.detach()
-    if not config.segments:
-        tensors[f"{trunk}embeddings.token_type_embeddings.weight"] = like.new_zeros(1, width).cpu()
-    if architecture == "BertModel":
-        tensors["pooler.dense.weight"] = torch.eye(width, dtype=like.dtype)
-        tensors["pooler.dense.bias"] = torch.zeros(width, dtype=like.dtype)
-    elif masked:
-        bias = tensors.setdefault("cls.predictions.bias", torch.zeros(config.vocabulary, dtype=like.dtype))
-        if not config.tie_embeddings:
-            tensors["cls.predictions.decoder.bias"] = bias.clone()
-    return {
-        **_name_labels(config, labels),
-        "architectures": [architecture],
-        "model_type": "bert",
-        "vocab_size": config.vocabulary,
-        "hidden_size": width,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.feedforward,
-        "hidden_act": ACTIVATIONS[config.activation],
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        "max_position_embeddings": config.max_length,
-        "type_vocab_size": config.segments or 1,
-        "layer_norm_eps": config.norm_epsilon,
-        "tie_word_embeddings": config.tie_embeddings,
-    }, tensors
-
-
-def _name_labels(config: ModelConfig, labels: Sequence[str]) -> dict[str, Any]:
-    if config.labels is None:
-        return {}
-    count = config.label_count
-    names = list(labels) or [f"LABEL_{number}" for number in range(count)]
-    if len(names) != count:
-        raise CheckpointError(f"labels= names {len(names)} labels, but the model has {count}")
-    return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
-
-
-def _convert_decoder(model: Decoder, max_length: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _make_form(model: Model, max_length: int, labels: Sequence[str]) -> CheckpointForm:
     config = model.config.resolve()
-    if config.positions == "learned":
-        _check_expressible(config, "GPT-2", {**gpt2.REQUIRED, **_plain_heads(config)}, gpt2.ACTIVATIONS)
-        mappings = list(gpt2.map_parameters(config, "transformer."))
-        return gpt2.make_settings(config), _collect_tensors(model, mappings, None)
-    name = "Llama" if config.window is None else "Mistral"
-    required = {**llama.EXPRESSIBLE, "value_head_dim": config.head_dim}
-    if config.window is not None:
-        required |= {"bias": False, "attention_bias": False}
-    _check_expressible(config, name, required, llama.ACTIVATIONS)
-    mappings = list(llama.map_parameters(config, "model.", out_bias=True))
-    return llama.make_settings(config, max_length), _collect_tensors(model, mappings, None)
+    if isinstance(model, Encoder):
+        return bert.make_form(model, labels)
+    if isinstance(model, EncoderDecoder):
+        return marian.make_form(config, max_length)
+    return gpt2.make_form(config) if config.positions == "learned" else llama.make_form(config, max_length)
 
 
-def _convert_marian(model: EncoderDecoder, max_length: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    config = model.config.resolve()
-    _check_expressible(config, "Marian", {**MARIAN, **_plain_heads(config)})
-    order = marian.feature_order(config.width).to(model.vocabulary.words.weight.device)
-    tensors = _collect_tensors(model, list(marian.map_parameters(config, "model.")), order)
-    if not config.logits_bias:
-        zeros = model.vocabulary.words.weight.detach().new_zeros(1, config.vocabulary)
-        tensors["final_logits_bias"] = zeros.cpu()
-    settings: dict[str, Any] = {
-        "architectures": ["MarianMTModel"],
-        "model_type": "marian",
-        "is_encoder_decoder": True,
-        "vocab_size": config.vocabulary,
-        "decoder_vocab_size": config.vocabulary,
-        "d_model": config.width,
-        "encoder_layers": config.layers,
-        "decoder_layers": config.decoder_layers,
-        "activation_function": ACTIVATIONS[config.activation],
-        "dropout": config.dropout,
-        "activation_dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
-        "max_position_embeddings": max_length,
-        "scale_embedding": config.scale_embeddings,
-        "share_encoder_decoder_embeddings": True,
-        "tie_word_embeddings": True,
-    }
-    for side in ("encoder", "decoder"):
-        settings |= {f"{side}_attention_heads": config.heads, f"{side}_ffn_dim": config.feedforward}
-    return settings, tensors
-
-
-def _check_expressible(
-    config: ModelConfig, name: str, required: dict[str, Any], activations: dict[str, str] = ACTIVATIONS
-) -> None:
-    """Refuses, by the names of ModelConfig, what the other format cannot express."""
-    wanted = {key: getattr(config, key) for key in required}
-    lacks = [f"{key}={value!r}" for key, value in wanted.items() if value != required[key]]
-    if config.activation not in activations:
-        lacks.append(f"activation={config.activation!r}")
-    if lacks:
-        raise CheckpointError(f"a {name} checkpoint cannot express {', '.join(lacks)}")
-
-
-def _plain_heads(config: ModelConfig) -> dict[str, Any]:
-    """The sizes of heads in formats that have no setting for them."""
-    head_dim = config.width / config.heads
-    return {"kv_heads": config.heads, "head_dim": head_dim, "value_head_dim": head_dim}
-
-
-def _collect_tensors(model: Model, mappings: list[ParameterMapping], order: Tensor | None) -> dict[str, Tensor]:
-    parameters = dict(model.named_parameters())
-    mapped = {mapping.ours for mapping in mappings}
-    if unknown := [name for name in parameters if name not in mapped]:  # of a subclass, such as the steps of a CRF
+def _collect_tensors(model: Model, form: CheckpointForm) -> dict[str, Tensor]:
+    """The tensors of the checkpoint by name. Refuses a model that would not come back the same when they are read."""
+    mapping = form.read(HuggingFaceConfig(form.settings, f"a {form.format} checkpoint"), form.names)
+    written = mapping.config.resolve()
+    values = {name: getattr(form.config, name) for name in FIELDS if name not in UNCHECKED}
+    if lacks := [f"{name}={value!r}" for name, value in values.items() if value != getattr(written, name)]:
+        raise CheckpointError(f"a {form.format} checkpoint cannot express {', '.join(lacks)}")
+    with empty_weights():
+        shapes = {name: parameter.shape for name, parameter in mapping.kind(mapping.config).named_parameters()}
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    if unknown := [name for name in parameters if name not in shapes]:  # of a subclass, such as the steps of a CRF
         remedy = "; train the tagger with loss.crf = false" if "next_tag" in unknown else ""
         if unknown[0].endswith((DOWN, UP)):
-            remedy = "; merge the adapters first: clearhead.model.lora.merge_adapters(model)"
-        listed = ", ".join(unknown[:4]) + (f" and {len(unknown) - 4} more" if len(unknown) > 4 else "")
-        raise CheckpointError(f"a Hugging Face checkpoint has no place for {listed}{remedy}")
-    assert mapped == set(parameters), "every parameter is mapped"
-    return {
-        name: mapping.to_theirs(parameters[mapping.ours][rows], order)
-        for mapping in mappings
-        for name, rows, _ in mapping.pieces(parameters[mapping.ours].shape)
-    }
+            remedy = "; adapters are merged in a model that clearhead.load reads from its folder"
+        raise CheckpointError(f"a Hugging Face checkpoint has no place for {format_names(unknown)}{remedy}")
+    order = None if mapping.order is None else mapping.order(written.width)
+    tensors = {}
+    for parameter in mapping.parameters:
+        weights = parameters.get(parameter.ours)
+        if weights is None:  # only the format has it
+            weights = model.vocabulary.words.weight.new_zeros(shapes[parameter.ours])
+        for name, rows, _ in parameter.pieces(weights.shape):
+            tensors[name] = parameter.to_theirs(weights[rows], order)
+    return tensors
+
+
+def _add_what_bert_repeats(tensors: dict[str, Tensor], architecture: str, model: Encoder) -> None:
+    """Adds a pooler that hands on the first token, or the second copy of a bias."""
+    if architecture == "BertModel":
+        dtype, width = model.vocabulary.words.weight.dtype, model.config.width
+        tensors["pooler.dense.weight"] = torch.eye(width, dtype=dtype)
+        tensors["pooler.dense.bias"] = torch.zeros(width, dtype=dtype)
+    elif architecture == "BertForMaskedLM" and not model.config.tie_embeddings:
+        tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].clone()
+
+
+def _write(folder: Path, settings: Mapping[str, Any], tensors: dict[str, Shaped[Tensor, "..."]]) -> None:
+    """Writes config.json and model.safetensors, both or neither.
+
+    Both are finished in a temporary folder first. An old config.json is removed before the weights change, and the
+    new one comes last: after an interruption no folder has the config of one model and the weights of another.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file; name a folder to write into")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with temporary_folder(folder / WEIGHTS, needs=sum(tensor.nbytes for tensor in tensors.values())) as fresh:
+            # transformers refuses files without this metadata
+            save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
+            (fresh / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+            (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode)  # safetensors lets only the owner read it
+            flush_tree(fresh)
+            (folder / CONFIG).unlink(missing_ok=True)
+            move_into_place(fresh / WEIGHTS, folder / WEIGHTS)
+            move_into_place(fresh / CONFIG, folder / CONFIG)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{folder} could not be written: {error}") from error

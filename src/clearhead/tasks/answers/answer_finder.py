@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,13 +15,25 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from clearhead.tasks.answers.answer_index import AnswerIndex, Entry, IndexSource, Vectors
-from clearhead.tasks.answers.answer_ranking import NOBODY, Ranking, rank_intents, rank_pairs
-from clearhead.tasks.answers.answer_settings import RANKED, UNKNOWN, AnswerPrediction, AnswersSection, Match
-from clearhead.tasks.answers.out_of_scope import Calibration, Gaussians
+from clearhead.tasks.answers.answer_settings import RANKED_ANSWERS, UNKNOWN, AnswerPrediction, AnswersSection, Match
+from clearhead.tasks.answers.out_of_scope import Calibration, Gaussians, Scores1d
 from clearhead.tasks.classification.calibration import fit_temperature
 
 GAUSSIANS = "detectors.safetensors"
 EMPTY = "the question is empty"
+NOBODY = -1  # the id at a position of a ranking that no answer has
+VOTE_UNIT = 0.05  # similarities are divided by it where added questions compete with trained ones
+VECTORS_PER_ANSWER = 8  # that are searched for each answer that is wanted: an answer may have several
+
+
+class Ranking(NamedTuple):
+    """The best answers to each question, and the features for out-of-scope detection."""
+
+    ids: NDArray[np.int64]  # (questions, best), best first
+    scores: NDArray[np.float64]
+    evidence: dict[str, Scores1d]
+    nearest: Scores1d  # similarity of the nearest vector
+    added: NDArray[np.bool_]  # whether that was added after training
 
 
 class AnswerFinder:
@@ -57,10 +70,10 @@ class AnswerFinder:
         temperature = 1.0
         if scores is not None:
             numbers = {text: number for number, text in enumerate(self.labels)}
-            places = [place for place, answer in enumerate(answers) if answer in numbers]
-            right = np.array([numbers[answers[place]] for place in places])
-            temperature = fit_temperature(scores[places].double().numpy(), right) if places else 1.0
-        ranking = self.rank(vectors, scores, best=RANKED, temperature=temperature)
+            rows = [row for row, answer in enumerate(answers) if answer in numbers]
+            right = np.array([numbers[answers[row]] for row in rows])
+            temperature = fit_temperature(scores[rows].double().numpy(), right) if rows else 1.0
+        ranking = self.rank(vectors, scores, best=RANKED_ANSWERS, temperature=temperature)
         self.calibration = Calibration.fit(
             ranking.evidence,
             ranking.nearest,
@@ -107,15 +120,15 @@ class AnswerFinder:
         """A prediction for each question, with its notes; an empty one is never known."""
         calibration = self.calibration
         temperature = 1.0 if calibration is None else calibration.temperature
-        ranking = self.rank(vectors, scores, best=max(RANKED, best or 0), temperature=temperature)
-        evidence, in_scope, known = self._judge(ranking)
+        ranking = self.rank(vectors, scores, best=max(RANKED_ANSWERS, best or 0), temperature=temperature)
+        evidence, in_scope, known_questions = self._judge(ranking)
         texts = {**dict(enumerate(self.labels)), **self.index.answers}
-        found = []
+        predictions = []
         for row, blank in enumerate(empty):
             pairs = zip(ranking.ids[row].tolist(), ranking.scores[row].tolist(), strict=True)
             matches = tuple(Match(number, texts[number], score) for number, score in pairs if number != NOBODY)
-            sure = bool(known[row]) and not blank and bool(matches)
-            found.append(
+            sure = bool(known_questions[row]) and not blank and bool(matches)
+            predictions.append(
                 AnswerPrediction(
                     matches[0].text if sure else UNKNOWN,
                     (*notes[row], *([EMPTY] if blank else [])),
@@ -126,9 +139,9 @@ class AnswerFinder:
                     evidence={name: float(values[row]) for name, values in evidence.items()},
                 )
             )
-        return found
+        return predictions
 
-    def _judge(self, ranking: Ranking) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.float64], NDArray[np.bool_]]:
+    def _judge(self, ranking: Ranking) -> tuple[dict[str, Scores1d], Scores1d, NDArray[np.bool_]]:
         """The scores of all detectors, those of the one in use, and which questions are known."""
         calibration, energy = self.calibration, ranking.evidence["energy"]
         if calibration is None:
@@ -151,7 +164,8 @@ class AnswerFinder:
         if self.index.entries:
             self.index.save(folder)
         if self.gaussians is not None:
-            save_file(self.gaussians.to_tensors(), folder / GAUSSIANS)
+            tensors = {"means": self.gaussians.means, "whitening": self.gaussians.whitening}
+            save_file(tensors, folder / GAUSSIANS)
 
     def load(self, folder: Path) -> None:
         """Reads what `save` wrote, as far as it is there."""
@@ -172,3 +186,94 @@ class AnswerFinder:
         if newest.model == self.source.model:
             other.index = AnswerIndex.load(newest.folder) or self.index
         return other
+
+
+def rank_intents(
+    scores: Float[Tensor, "questions labels"],
+    vectors: Float[Tensor, "questions width"],
+    index: AnswerIndex,
+    gaussians: Gaussians | None,
+    *,
+    temperature: float,
+    neighbours: int,
+    best: int,
+) -> Ranking:
+    """Answers by the probabilities of the classifier, in which questions added after training have a vote.
+
+    Label i is the answer with the id i; labels that the index no longer has are left out. Before the index is built
+    all labels count.
+    """
+    labels, built = scores.shape[1], index.next_id > 0
+    present = torch.tensor(sorted({*index.owners.tolist()} & {*range(labels)}) if built else range(labels)).long()
+    inside = scores[:, present]
+    shares = torch.zeros(len(scores), max(labels, index.next_id), dtype=torch.float64)
+    shares[:, present] = (inside / temperature).softmax(-1).double()
+    evidence = {
+        "probability": shares.amax(-1).numpy() if shares.shape[1] else np.zeros(len(scores)),
+        "energy": inside.logsumexp(-1).double().clamp(min=-1e3).numpy(),
+    }
+    nearest, added = np.ones(len(scores)), np.zeros(len(scores), np.bool_)
+    if index.entries:
+        similar, places = index.search(vectors.numpy(), neighbours)
+        evidence["neighbours"] = similar.mean(-1)
+        nearest, added = similar[:, 0], index.added[places[:, 0]]
+        _add_votes(shares.numpy(), similar, places, index)
+    elif built:
+        evidence["neighbours"] = np.full(len(scores), -1.0)
+    if gaussians is not None:
+        evidence["mahalanobis"] = gaussians.nearness(vectors, present).double().numpy()
+    top = shares.topk(min(best, shares.shape[1]))
+    ids = torch.where(top.values > 0, top.indices, NOBODY)
+    return Ranking(ids.numpy(), top.values.numpy(), evidence, nearest, added)
+
+
+def _add_votes(
+    shares: NDArray[np.float64], similar: NDArray[np.float64], places: NDArray[np.int64], index: AnswerIndex
+) -> None:
+    """Shifts probability to the answers of added questions, as far as they are nearer than trained ones.
+
+    Among a question's neighbours every answer has one vote for its nearest trained question and one for its nearest
+    added question, with a weight that grows with similarity. The share of the votes of added questions goes to their
+    answers, the rest stays with the classifier.
+    """
+    for row in np.flatnonzero(index.added[places].any(-1)):
+        votes: dict[tuple[int, bool], float] = {}
+        for similarity, entry in zip(similar[row], places[row], strict=True):  # nearest first
+            votes.setdefault((int(index.owners[entry]), bool(index.added[entry])), similarity)
+        weights = np.exp((np.array(list(votes.values())) - similar[row, 0]) / VOTE_UNIT)
+        weights /= weights.sum()
+        trained = shares[row].any()
+        gain = sum(weight for (_, added), weight in zip(votes, weights, strict=True) if added)
+        shares[row] *= 1 - gain
+        for (number, added), weight in zip(votes, weights, strict=True):
+            if added:
+                shares[row, number] += weight if trained else weight / gain
+
+
+def rank_pairs(
+    vectors: Float[Tensor, "questions width"],
+    index: AnswerIndex,
+    gaussians: Gaussians | None,
+    *,
+    temperature: float,
+    best: int,
+) -> Ranking:
+    """Answers by similarity: that of the answer's own text, or of one of its known questions, whichever is larger."""
+    similar, places = index.search(vectors.numpy(), VECTORS_PER_ANSWER * best)
+    ids = np.full((len(vectors), best), NOBODY, dtype=np.int64)
+    scores = np.full((len(vectors), best), -1.0)
+    for row, owners in enumerate(index.owners[places] if places.size else []):
+        answers, first = np.unique(owners, return_index=True)
+        order = np.argsort(first)[:best]  # nearest first
+        ids[row, : len(order)], scores[row, : len(order)] = answers[order], similar[row, first[order]]
+    logits = torch.from_numpy(scores) / temperature
+    nearest = scores[:, 0].copy()
+    evidence = {
+        "probability": logits.softmax(-1).amax(-1).numpy(),
+        "energy": logits.logsumexp(-1).numpy(),
+        "neighbours": nearest,  # the nearest alone: an answer may have no more than one question
+    }
+    if gaussians is not None:
+        evidence["mahalanobis"] = gaussians.nearness(vectors).double().numpy()
+    added = index.added[places[:, 0]] if places.size else np.zeros(len(vectors), np.bool_)
+    return Ranking(ids, scores, evidence, nearest, added)

@@ -33,8 +33,8 @@ from clearhead.storage import (
 
 FORMAT = 1
 NAME = re.compile(r"answers-(\d+)\.(jsonl|safetensors)")
-MANY = 16  # questions from which on one matrix product is faster than the library's search
-CELLS = 2**24  # similarities that are computed at once
+PRODUCT_FROM_QUESTIONS = 16  # from which on one matrix product is faster than the library's search
+SIMILARITIES_AT_ONCE = 2**24
 
 Vectors = NDArray[np.float32]
 
@@ -91,33 +91,31 @@ class AnswerIndex:
         stacked = np.concatenate([self.vectors, vectors.astype(np.float32)])
         return AnswerIndex(whole, stacked, max([self.next_id, *(entry.id + 1 for entry in whole)]))
 
-    def assign_ids(self, answers: Iterable[str]) -> list[int]:
+    def assign_ids(self, answers: Sequence[str]) -> list[int]:
         """The id of each answer: that of the same text in the index, or a new one, never one that was used before."""
-        known = {text: number for number, text in self.answers.items()}
-        following = self.next_id
-        found = []
-        for text in answers:
-            if text not in known:
-                known[text], following = following, following + 1
-            found.append(known[text])
-        return found
+        ids = {text: number for number, text in self.answers.items()}
+        fresh = [text for text in dict.fromkeys(answers) if text not in ids]
+        ids |= {text: number for number, text in enumerate(fresh, self.next_id)}
+        return [ids[text] for text in answers]
 
     def remove(self, ids: Sequence[int]) -> AnswerIndex:
         """Without these answers and all of their questions."""
-        known = self.answers
-        if missing := [number for number in ids if number not in known]:
+        self.refuse_unknown(ids)
+        rest = [row for row, entry in enumerate(self.entries) if entry.id not in ids]
+        return replace(self, entries=tuple(self.entries[row] for row in rest), vectors=self.vectors[rest])
+
+    def refuse_unknown(self, ids: Sequence[int]) -> None:
+        if missing := [number for number in ids if number not in self.answers]:
             raise ConfigError(f"no answer has the id {missing[0]}; clearhead answers MODEL list shows all")
-        kept = [place for place, entry in enumerate(self.entries) if entry.id not in ids]
-        return replace(self, entries=tuple(self.entries[place] for place in kept), vectors=self.vectors[kept])
 
     def search(self, questions: Vectors, count: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Similarities and places of the `count` nearest entries of each question, nearest first; exact."""
+        """Similarities and positions of the `count` nearest entries of each question, nearest first; exact."""
         count = min(count, len(self.entries))
         if count == 0 or not len(questions):
             return np.zeros((len(questions), 0)), np.zeros((len(questions), 0), np.int64)
         questions = np.ascontiguousarray(questions, dtype=np.float32)
-        found = _search_one_by_one if len(questions) < MANY else _search_by_product
-        return found(self.vectors, questions, count)
+        search = _search_one_by_one if len(questions) < PRODUCT_FROM_QUESTIONS else _search_by_product
+        return search(self.vectors, questions, count)
 
     # Files
 
@@ -174,10 +172,10 @@ class IndexSource(NamedTuple):
 
 def _file_identity(path: Path) -> tuple[int, ...]:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:  # the folder was removed, for instance
         return ()
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _write_entries(path: Path, index: AnswerIndex) -> None:
@@ -190,8 +188,16 @@ def find_generation(folder: Path) -> int | None:
     """The number of the index in force: that checksums.json lists, or, before it is written, that exists."""
     listing = folder / CHECKSUMS
     names = read_json(listing).get("files", {}) if listing.exists() else [path.name for path in folder.iterdir()]
-    numbers = [int(found[1]) for name in names if (found := NAME.fullmatch(name))]
+    numbers = [int(match[1]) for name in names if (match := NAME.fullmatch(name))]
     return max(numbers, default=None)
+
+
+def open_index(folder: Path) -> AnswerIndex:
+    """The index in force in a folder, which must have one."""
+    index = AnswerIndex.load(folder)
+    if index is None:
+        raise CheckpointError(f"{folder} has no index of answers; train the model again")
+    return index
 
 
 def replace_index(folder: Path, index: AnswerIndex) -> None:
@@ -212,7 +218,7 @@ def _remove_unused(folder: Path) -> None:
     """Removes all index files but those in force and those of the change before."""
     newest = find_generation(folder) or 0
     for path in folder.iterdir():
-        if (found := NAME.fullmatch(path.name)) and int(found[1]) not in (newest, newest - 1):
+        if (match := NAME.fullmatch(path.name)) and int(match[1]) not in (newest, newest - 1):
             path.unlink()
 
 
@@ -225,18 +231,18 @@ def _search_one_by_one(
         raise PackageError(
             "searching answers needs the package usearch, which is not installed; pip install 'clearhead[train]'"
         ) from None
-    found = search(vectors, questions, count, "ip", exact=True, threads=torch.get_num_threads())
-    shape = (len(questions), count)
-    return 1.0 - np.reshape(found.distances, shape).astype(np.float64), np.reshape(found.keys, shape).astype(np.int64)
+    nearest = search(vectors, questions, count, "ip", exact=True, threads=torch.get_num_threads())
+    shape, keys = (len(questions), count), nearest.keys
+    return 1.0 - np.reshape(nearest.distances, shape).astype(np.float64), np.reshape(keys, shape).astype(np.int64)
 
 
 def _search_by_product(
     vectors: Vectors, questions: Vectors, count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """The same from whole blocks of similarities."""
-    known, scores, places = torch.from_numpy(vectors), [], []
-    for block in torch.from_numpy(questions).split(max(1, CELLS // len(vectors))):
-        best = (block @ known.T).topk(count)
+    scores, positions = [], []
+    for block in torch.from_numpy(questions).split(max(1, SIMILARITIES_AT_ONCE // len(vectors))):
+        best = (block @ torch.from_numpy(vectors).T).topk(count)
         scores.append(best.values)
-        places.append(best.indices)
-    return torch.cat(scores).double().numpy(), torch.cat(places).numpy()
+        positions.append(best.indices)
+    return torch.cat(scores).double().numpy(), torch.cat(positions).numpy()

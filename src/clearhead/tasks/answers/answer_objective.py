@@ -4,40 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from clearhead.errors import CheckpointError
 from clearhead.formatting import format_count
 from clearhead.model import PooledEncoder
-from clearhead.tasks.answers.answer_index import Entry, Vectors
-from clearhead.tasks.answers.answer_processor import AnswerProcessor, clean_pair, normalize
-from clearhead.tasks.answers.answer_settings import AnswersRecipe
-from clearhead.tasks.answers.contrastive_losses import (
-    intent_loss,
-    mix_questions,
-    pair_loss,
-    question_contrast,
-    uniform_loss,
+from clearhead.tasks.answers.answer_index import Entry, open_index
+from clearhead.tasks.answers.answer_processor import (
+    OUT_OF_SCOPE,
+    AnswerProcessor,
+    PairExamples,
+    Pairs,
+    clean_pair,
+    normalize,
+    pool_tokens,
 )
-from clearhead.tasks.answers.index_actions import carry_changes
-from clearhead.tasks.answers.question_examples import PairExamples, Pairs, Questions
-from clearhead.tasks.answers.text_vectors import pool_tokens
+from clearhead.tasks.answers.answer_settings import AnswersRecipe
 from clearhead.tasks.losses import consistency_loss
 from clearhead.tasks.objective import Objective
-from clearhead.tasks.processor import Examples
+from clearhead.tasks.processor import Examples, LabelledTexts
 
 if TYPE_CHECKING:
     from clearhead.text import Row
 
-HELD_OUT = 10  # without dev, one in so many training questions stands in for it
+HELD_OUT_EVERY = 10  # without dev, every tenth training question stands in for it
 FEWEST_REJECTED = 5  # questions of dev below the threshold: with fewer it is a matter of chance
 MARGIN = 0.95  # of the right answer's similarity: what is more similar than that may be right, too
-SPARE = 16  # candidates that may turn out to be right
+SPARE_CANDIDATES = 16  # that may turn out to be right
 MINED_TOGETHER = 1024  # questions
 
 
@@ -47,26 +47,25 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
     def loss(self, model: PooledEncoder, batch: Any) -> Float[Tensor, ""]:
         return self._pair_loss(model, batch) if self.processor.kind == "pairs" else self._intent_loss(model, batch)
 
-    def _intent_loss(self, model: PooledEncoder, batch: Questions) -> Tensor:
+    def _intent_loss(self, model: PooledEncoder, batch: LabelledTexts) -> Tensor:
         settings, learning = self.processor.losses, model.training
         twice = learning and settings.r_drop > 0
         tokens, lengths = (part.repeat(2, *[1] * (part.ndim - 1)) if twice else part for part in batch[:2])
         vectors = pool_tokens(model, tokens, lengths)
-        scores = self.processor.score_labels(model, vectors).float()
-        answers = batch.answers.repeat(2) if twice else batch.answers
+        scores = model.label_scores(vectors).float()
+        answers = batch.labels.repeat(2) if twice else batch.labels
         smoothing, outliers = (settings.label_smoothing, settings.outliers) if learning else (0.0, 0.0)
         loss = intent_loss(scores, answers, smoothing=smoothing, outliers=outliers)
         if learning and settings.mixtures:
             mixed, different = mix_questions(vectors, answers)
-            spread = uniform_loss(self.processor.score_labels(model, mixed).float())
+            spread = uniform_loss(model.label_scores(mixed).float())
             loss = loss + settings.mixtures * spread.masked_fill(~different, 0.0).sum()
         if learning and settings.contrast:
             contrast = question_contrast(normalize(vectors), answers, settings.temperature)
             loss = loss + settings.contrast * contrast
         if not twice:
             return loss
-        one, other = scores.chunk(2)
-        return loss / 2 + settings.r_drop * consistency_loss(one, other)
+        return loss / 2 + settings.r_drop * consistency_loss(*scores.chunk(2))
 
     def _pair_loss(self, model: PooledEncoder, batch: Pairs) -> Tensor:
         settings, learning = self.processor.losses, model.training
@@ -75,9 +74,8 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
             parts.append((batch.negative_tokens, batch.negative_lengths))
         # One pass over all texts: what watches a model, and DDP, want one.
         size = max(tokens.shape[1] for tokens, _ in parts)
-        tokens = torch.cat(
-            [F.pad(one, (0, size - one.shape[1]), value=self.processor.tokenizer.pad) for one, _ in parts]
-        )
+        pad = self.processor.tokenizer.pad
+        tokens = torch.cat([F.pad(tokens, (0, size - tokens.shape[1]), value=pad) for tokens, _ in parts])
         vectors = normalize(pool_tokens(model, tokens, torch.cat([lengths for _, lengths in parts])))
         count = len(batch.tokens)
         questions, answers, negatives = vectors[:count], vectors[count : 2 * count], vectors[2 * count :]
@@ -100,8 +98,6 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
         """Mines hard negatives for pairs with the weights at the beginning of an epoch."""
         if not isinstance(examples, PairExamples) or examples.negatives.shape[1] == 0:
             return
-        if epoch % self.processor.section.mine_every:
-            return
         texts = [clean_pair(row)[0] for row in examples.rows], examples.distinct
         questions, answers = (normalize(self.processor.pool_texts(model, side)) for side in texts)
         count = examples.negatives.shape[1]
@@ -115,7 +111,7 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
         """
         rest, dev = list(train), [row for row in dev if not self.processor.find_flaws(row)]
         if not dev:
-            dev, rest = rest[::HELD_OUT], [row for place, row in enumerate(rest) if place % HELD_OUT]
+            dev, rest = rest[::HELD_OUT_EVERY], [row for number, row in enumerate(rest) if number % HELD_OUT_EVERY]
         self._fill_index(model, rest, dev)
         pairs = [clean_pair(row) for row in dev]
         vectors, scores = self.processor.encode_questions(model, [question for question, _ in pairs])
@@ -147,13 +143,26 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
 
     @torch.no_grad()
     def carry_over(self, model: PooledEncoder, folder: Path) -> str | None:
-        processor, finder = self.processor, self.processor.finder
+        """Adds to the index what was added to the earlier one, and removes what was removed there.
 
-        def encode(texts: Sequence[str]) -> Vectors:
-            return processor.encode_entries(model, texts).numpy()
-
-        finder.index, message = carry_changes(folder, finder.index, encode)
-        return message
+        Both come from the same training data: answers have the same ids.
+        """
+        index = self.processor.finder.index
+        try:
+            earlier = open_index(folder)
+        except CheckpointError as error:
+            return f"answers that were changed after training, if any, are lost: {error}"
+        removed = [number for number in index.answers if number not in earlier.answers]
+        added = [entry for entry in earlier.entries if entry.added]
+        if not removed and not added:
+            return None
+        index = index.remove(removed)
+        if added:
+            vectors = self.processor.encode_entries(model, [entry.text for entry in added])
+            index = index.extend(added, vectors.numpy())
+        self.processor.finder.index = replace(index, next_id=max(index.next_id, earlier.next_id))
+        questions = format_count(sum(entry.question is not None for entry in added), "question")
+        return f"changes of the index are kept: {questions} added, {format_count(len(removed), 'answer')} removed"
 
 
 def mine_negatives(
@@ -167,16 +176,108 @@ def mine_negatives(
     Answers within MARGIN of the right one's similarity are passed over as long as there are others. A question
     without a right answer (a negative number) gets the most similar answers.
     """
-    found = []
-    wanted = min(count + SPARE, len(answers))
-    for begin in range(0, len(questions), MINED_TOGETHER):
-        own = numbers[begin : begin + MINED_TOGETHER]
-        scores = questions[begin : begin + MINED_TOGETHER] @ answers.T
-        right = scores.gather(1, own.clamp(min=0)[:, None])
+    mined = []
+    wanted = min(count + SPARE_CANDIDATES, len(answers))
+    for part, right in zip(questions.split(MINED_TOGETHER), numbers[:, None].split(MINED_TOGETHER), strict=True):
+        scores = part @ answers.T
         best = scores.topk(wanted)
-        wrong = best.indices != own[:, None]
-        limit = torch.where(own[:, None] >= 0, MARGIN * right, torch.inf)
+        limit = torch.where(right >= 0, MARGIN * scores.gather(1, right.clamp(min=0)), torch.inf)
         # First what is wrong for sure, most similar first; then what may be right; the right answer last.
-        rank = torch.arange(wanted, device=scores.device) + wanted * (best.values > limit) + 2 * wanted * ~wrong
-        found.append(best.indices.gather(1, rank.argsort(-1)[:, :count]))
-    return torch.cat(found)
+        maybe_right, is_right = best.values > limit, best.indices == right
+        rank = torch.arange(wanted, device=scores.device) + wanted * maybe_right + 2 * wanted * is_right
+        mined.append(best.indices.gather(1, rank.argsort(-1)[:, :count]))
+    return torch.cat(mined)
+
+
+MIXED = (0.3, 0.7)  # the share of the second question in a mixture, at least and at most
+
+
+def intent_loss(
+    scores: Float[Tensor, "batch answers"], answers: Int[Tensor, " batch"], *, smoothing: float, outliers: float
+) -> Float[Tensor, ""]:
+    """Cross-entropy of the right answers; out-of-scope questions should find all answers equally likely.
+
+    The latter is outlier exposure (Hendrycks et al. 2019), with the weight `outliers`.
+    """
+    loss = F.cross_entropy(scores, answers, ignore_index=OUT_OF_SCOPE, reduction="sum", label_smoothing=smoothing)
+    return loss + outliers * uniform_loss(scores).masked_fill(answers != OUT_OF_SCOPE, 0.0).sum()
+
+
+def uniform_loss(scores: Float[Tensor, "batch answers"]) -> Float[Tensor, " batch"]:
+    """The divergence of the uniform distribution from the softmax of scores; 0 where all scores are equal."""
+    return -scores.log_softmax(-1).mean(-1) - math.log(scores.shape[-1])
+
+
+def mix_questions(
+    vectors: Float[Tensor, "batch width"], answers: Int[Tensor, " batch"]
+) -> tuple[Float[Tensor, "batch width"], Bool[Tensor, " batch"]]:
+    """Vectors between those of two neighbours in a batch, and whether these have different answers.
+
+    A mixture of questions with different answers should fit neither: it stands in for questions that are out of scope
+    (Zhan et al. 2021).
+    """
+    share = MIXED[0] + (MIXED[1] - MIXED[0]) * torch.rand(len(vectors), 1, device=vectors.device)
+    mixed = torch.lerp(vectors, vectors.roll(1, 0), share.to(vectors.dtype))
+    return mixed, answers != answers.roll(1, 0)
+
+
+def question_contrast(
+    vectors: Float[Tensor, "batch width"], answers: Int[Tensor, " batch"], temperature: float
+) -> Float[Tensor, ""]:
+    """Supervised contrastive loss (Khosla et al. 2020) between unit vectors: questions of one answer lie together.
+
+    Questions whose answer nobody shares in this batch, and those out of scope, only push others away.
+    """
+    scores = vectors @ vectors.T / temperature
+    itself = torch.eye(len(vectors), dtype=torch.bool, device=vectors.device)
+    same = (answers[:, None] == answers) & ~itself & (answers != OUT_OF_SCOPE)[:, None]
+    # finfo.min, not -inf: 0 · -inf would be NaN below
+    logs = scores.masked_fill(itself, torch.finfo(scores.dtype).min).log_softmax(-1)
+    count = same.sum(-1)
+    return -(logs.masked_fill(~same, 0.0).sum(-1) / count.clamp(min=1)).sum()
+
+
+def pair_loss(
+    questions: Float[Tensor, "batch width"],
+    answers: Float[Tensor, "batch width"],
+    negatives: Float[Tensor, "hard width"],
+    numbers: Int[Tensor, " batch"],
+    negative_numbers: Int[Tensor, " hard"],
+    *,
+    temperature: float,
+    outliers: float,
+) -> Float[Tensor, ""]:
+    """Symmetric InfoNCE between unit vectors: a question finds its answer, and an answer its question.
+
+    Candidates are the answers of the batch and all hard negatives; those equal to the right answer are left out.
+    An out-of-scope question should find all of them equally similar, and is itself a negative for every answer.
+    """
+    inside = numbers != OUT_OF_SCOPE
+    candidates, theirs = torch.cat([answers, negatives]), torch.cat([numbers, negative_numbers])
+    scores = questions @ candidates.T / temperature
+    usable = (theirs != OUT_OF_SCOPE).expand(len(numbers), -1)
+    to_answers = _diagonal_loss(scores, usable & ~_repeats(numbers, theirs), inside)
+    to_questions = _diagonal_loss(scores[:, : len(questions)].T, ~_repeats(numbers, numbers), inside)
+    loss = (to_answers + to_questions) / 2
+    if outliers:
+        lowest = torch.finfo(scores.dtype).min
+        shares = scores.masked_fill(~usable, lowest).log_softmax(-1).masked_fill(~usable, 0.0)
+        count = usable.sum(-1).clamp(min=1)
+        divergence = -shares.sum(-1) / count - count.log()  # 0 where nothing is usable
+        loss = loss + outliers * divergence.masked_fill(inside, 0.0).sum()
+    return loss
+
+
+def _repeats(numbers: Int[Tensor, " rows"], theirs: Int[Tensor, " columns"]) -> Bool[Tensor, "rows columns"]:
+    """Where a column off the diagonal has the number of the row."""
+    return (numbers[:, None] == theirs).fill_diagonal_(False)
+
+
+def _diagonal_loss(
+    scores: Float[Tensor, "rows columns"], visible: Bool[Tensor, "rows columns"], counted: Bool[Tensor, " rows"]
+) -> Float[Tensor, ""]:
+    """Summed cross-entropy of the diagonal among the visible columns, over the counted rows."""
+    diagonal = torch.arange(len(scores), device=scores.device)
+    hidden = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    losses = F.cross_entropy(hidden, diagonal, reduction="none")
+    return losses.masked_fill(~counted, 0.0).sum()

@@ -8,24 +8,28 @@ which questions and answers can be added without training.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from clearhead.attention import Mask
 from clearhead.errors import CheckpointError, DataError
 from clearhead.model import ModelConfig, PooledEncoder
 from clearhead.tasks.answers.answer_finder import AnswerFinder
 from clearhead.tasks.answers.answer_settings import UNKNOWN, AnswersLoss, AnswersRecipe, AnswersSection
-from clearhead.tasks.answers.contrastive_losses import OUT_OF_SCOPE
 from clearhead.tasks.answers.out_of_scope import Calibration
-from clearhead.tasks.answers.question_examples import PairExamples, QuestionExamples
-from clearhead.tasks.answers.text_vectors import encode_texts
-from clearhead.tasks.finite_scores import check_finite
-from clearhead.tasks.processor import Examples, Processor
-from clearhead.tasks.text_windows import enclose, window_size
+from clearhead.tasks.losses import check_finite
+from clearhead.tasks.processor import Examples, Processor, TextExamples, check_sizes
+from clearhead.tasks.settings import Section
+from clearhead.tasks.text_windows import cut_text, enclose, padded_batches, text_windows, window_size
+from clearhead.text.batches import Batch, Ragged
 from clearhead.text.report import Flaw
 
 if TYPE_CHECKING:
@@ -34,10 +38,88 @@ if TYPE_CHECKING:
 
 INTENT_QUESTIONS = 4  # questions to an answer, on average, from which on answers are intents
 CANDIDATES = 1000  # training answers among which those of dev are searched before there is an index
+BATCH_TOKENS = 4096  # of a batch in prediction, pads included
+OUT_OF_SCOPE = -1  # the answer's number of a question that has none
 UNSEEN = Flaw(
     "row with an answer that is not in the training data, counted as wrong",
     "rows with an answer that is not in the training data, counted as wrong",
 )
+
+
+class Pairs(NamedTuple):
+    """A batch of pairs: questions, their answers, and hard negatives: wrong answers that are similar."""
+
+    tokens: Tensor
+    lengths: Tensor
+    answer_tokens: Tensor
+    answer_lengths: Tensor
+    answers: Tensor  # number of each question's answer
+    negative_tokens: Tensor
+    negative_lengths: Tensor
+    negatives: Tensor  # number of each negative
+
+
+class PairExamples(Examples[Pairs]):
+    """Questions and distinct answers as tokens; `negatives` has the numbers of wrong answers for each question.
+
+    The number of an answer is its position in `distinct`, and -1 for a question out of scope. The negatives change
+    during training and are stored in checkpoints: they are the `state` of the examples.
+    """
+
+    def __init__(
+        self,
+        questions: Sequence[Sequence[int]],
+        answers: Sequence[int],
+        texts: Mapping[str, Sequence[int]],
+        rows: list[Row],
+        *,
+        pad: int,
+        negatives: int,
+    ) -> None:
+        self.questions, self.answers, self.rows, self.pad = Ragged(questions), torch.tensor(answers), rows, pad
+        # The last text stands for the answer of a question that has none.
+        self.distinct = list(texts)
+        self.texts = Ragged([*texts.values(), [pad]])
+        self._text_of = np.where(np.array(answers) == OUT_OF_SCOPE, len(texts), np.array(answers))
+        self._sizes = self.texts.lengths.numpy().copy()
+        self.lengths = np.stack([self.questions.lengths.numpy(), self._sizes[self._text_of]], axis=1)
+        self.counts = np.ones(len(answers), dtype=np.int64)
+        self.negatives = _first_negatives(np.array(answers), len(texts), negatives)
+
+    def to(self, device: torch.device) -> PairExamples:
+        self.questions.to(device)
+        self.texts.to(device)
+        self.answers = self.answers.to(device)
+        return self
+
+    def collate(self, batch: Batch) -> Pairs:
+        device = self.answers.device
+        rows = torch.from_numpy(batch.examples).to(device, non_blocking=True)
+        questions = self.questions.pad(rows, batch.sizes[0], self.pad)
+        right = torch.from_numpy(self._text_of[batch.examples]).to(device, non_blocking=True)
+        answers = self.texts.pad(right, batch.sizes[1], self.pad)
+        numbers = self.negatives[batch.examples].flatten()
+        size = -(-int(self._sizes[numbers.numpy()].max(initial=1)) // 16) * 16  # rounded up: few shapes
+        hard = numbers.to(device, non_blocking=True)
+        return Pairs(*questions, *answers, self.answers[rows], *self.texts.pad(hard, size, self.pad), hard)
+
+    def fingerprint(self) -> str:
+        parts = (self.questions, Ragged([(self.answers + 1).tolist()]), self.texts)
+        return " ".join(part.fingerprint() for part in parts)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"negatives": self.negatives}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.negatives = state["negatives"].cpu()
+
+
+def _first_negatives(answers: np.ndarray, texts: int, count: int) -> Tensor:
+    """Any wrong answers, until similar ones are mined; none where all questions have the same answer."""
+    if texts < 2:
+        count = 0
+    offsets = 1 + np.arange(count) % max(texts - 1, 1)
+    return torch.from_numpy((answers[:, None] + offsets) % max(texts, 1)).long()
 
 
 class AnswerProcessor(Processor[AnswersRecipe, Any]):
@@ -65,11 +147,15 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
 
     @property
     def settings(self) -> dict[str, Any]:
-        found = self.finder.calibration
-        calibration = None if found is None else found.to_json()
-        section, loss = self.section.model_dump(), self.losses.model_dump()
-        own = {"kind": self.kind, "labels": self.labels, "longest": self.longest}
-        return {**own, "answers": section, "loss": loss, "calibration": calibration}
+        calibration = self.finder.calibration
+        return {
+            "kind": self.kind,
+            "labels": self.labels,
+            "longest": self.longest,
+            "answers": self.section.model_dump(),
+            "loss": self.losses.model_dump(),
+            "calibration": None if calibration is None else asdict(calibration),
+        }
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: AnswersRecipe, start: Pretrained | None = None) -> AnswerProcessor:
@@ -97,12 +183,11 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
         rows = list(rows)
         longest = None if recipe is None else recipe.data.longest
         towers, pairs = self.kind == "pairs", [clean_pair(row) for row in rows]
-        distinct = list(dict.fromkeys(answer for _, answer in pairs if answer))
-        texts = dict(zip(distinct, _tokenize(self.tokenizer, distinct), strict=True)) if towers else {}
-        tokenized = _tokenize(self.tokenizer, [question for question, _ in pairs])
-        kept: list[tuple[list[int], str, Row]] = []
-        for row, (_, answer), tokens in zip(rows, pairs, tokenized, strict=True):
-            size = max(len(tokens), len(texts.get(answer, ()))) - self.added_tokens
+        texts = self._tokenize(answer for _, answer in pairs if answer) if towers else {}
+        tokens_of = self._tokenize(question for question, _ in pairs)
+        questions, answers, used = list[list[int]](), list[str](), list["Row"]()
+        for row, (question, answer) in zip(rows, pairs, strict=True):
+            size = max(len(tokens_of[question]), len(texts.get(answer, ()))) - self.added_tokens
             flaws = self.find_flaws(row)
             if problem := self.row_problem(row):
                 report.drop(row, problem)
@@ -114,19 +199,29 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
                 report.keep()
                 for flaw, count in flaws.items():
                     report.add_flaw(row, flaw, count)
-                kept.append((tokens, answer, row))
-        used = dict.fromkeys(answer for _, answer, _ in kept if answer)
-        if not used:
+                questions.append(tokens_of[question])
+                answers.append(answer)
+                used.append(row)
+        distinct = list(dict.fromkeys(answer for answer in answers if answer))
+        if not distinct:
             raise DataError(f"no question with an answer is left to use: {report}")
         if recipe is not None:
-            self.candidates = list(used)[:CANDIDATES]
-        numbers = {text: number for number, text in enumerate(used if towers else self.labels)}
-        answers = [numbers.get(answer, OUT_OF_SCOPE) for _, answer, _ in kept]
-        questions, own, pad = [tokens for tokens, *_ in kept], [row for *_, row in kept], self.tokenizer.pad
+            self.candidates = distinct[:CANDIDATES]
+        numbers = {text: number for number, text in enumerate(distinct if towers else self.labels)}
+        right, pad = [numbers.get(answer, OUT_OF_SCOPE) for answer in answers], self.tokenizer.pad
         if not towers:
-            return QuestionExamples(questions, answers, own, pad)
-        known = {text: texts[text] for text in used}
-        return PairExamples(questions, answers, known, own, pad=pad, negatives=self.section.hard_negatives)
+            return TextExamples(questions, right, used, pad)
+        candidates = {text: texts[text] for text in distinct}
+        return PairExamples(questions, right, candidates, used, pad=pad, negatives=self.section.hard_negatives)
+
+    def _tokenize(self, texts: Iterable[str]) -> dict[str, list[int]]:
+        """The tokens of each different text, start and end included."""
+        distinct, tokenizer = list(dict.fromkeys(texts)), self.tokenizer
+        encoded = tokenizer.encode_all(distinct)
+        return {
+            text: enclose([tokens], tokenizer.start, tokenizer.end)
+            for text, tokens in zip(distinct, encoded, strict=True)
+        }
 
     def row_problem(self, row: Row) -> str | None:
         return None if self.tokenizer.normal(clean_pair(row)[0]).strip() else "without a question"
@@ -151,20 +246,12 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
     def build(self) -> PooledEncoder:
         return PooledEncoder(self.config)
 
-    def score_labels(self, model: PooledEncoder, vectors: Tensor) -> Tensor:
-        """The scores (questions, labels) of vectors of questions, of intents."""
-        if self.section.head == "linear" or model.to_labels is None:
-            return model.label_scores(vectors)
-        weight, bias = model.to_labels.weight, model.to_labels.bias
-        cosine = F.linear(F.normalize(model.dropout(vectors), dim=-1), F.normalize(weight, dim=-1))
-        return cosine / self.losses.temperature + bias
-
     def encode_questions(
         self, model: PooledEncoder, texts: Sequence[str], batch: int = 64
     ) -> tuple[Tensor, Tensor | None]:
         """Unit vectors of questions, and, for intents, the scores of all labels; on the CPU."""
         vectors = self.pool_texts(model, texts, batch)
-        scores = self.score_labels(model, vectors).float().cpu() if self.kind == "intents" else None
+        scores = model.label_scores(vectors).float().cpu() if self.kind == "intents" else None
         if scores is not None:
             check_finite(scores)
         return normalize(vectors).cpu(), scores
@@ -183,7 +270,7 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
         return window_size(self.config, self.longest + self.added_tokens)
 
     def save(self, folder: Path) -> None:
-        self.tokenizer.save(folder)
+        super().save(folder)
         self.finder.save(folder)
 
     @classmethod
@@ -193,24 +280,21 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
         tokenizer = Tokenizer.load(folder)
         try:
             kind, labels = settings["kind"], settings["labels"]
-            section, losses = AnswersSection(**settings["answers"]), AnswersLoss(**settings["loss"])
+            section = AnswersSection(**_select_keys(AnswersSection, settings["answers"]))
+            losses = AnswersLoss(**_select_keys(AnswersLoss, settings["loss"]))
             processor = cls(tokenizer, labels, config, kind=kind, section=section, losses=losses)
             processor.longest = int(settings.get("longest", 0))
             if settings["calibration"] is not None:
-                processor.finder.calibration = Calibration.from_json(settings["calibration"])
+                processor.finder.calibration = Calibration(**settings["calibration"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the settings of {folder} are not those of answers: {error!r:.200}") from None
-        if (len(labels), tokenizer.size) != (config.label_count, config.vocabulary):
-            raise CheckpointError(
-                f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, but its model "
-                f"{config.label_count} and {config.vocabulary}; copy the folder again"
-            )
+        check_sizes(folder, labels=(len(labels), config.label_count), tokens=(tokenizer.size, config.vocabulary))
         processor.finder.load(folder)
         return processor
 
 
-def _tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    return [enclose([tokens], tokenizer.start, tokenizer.end) for tokens in tokenizer.encode_all(texts)]
+def _select_keys(section: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key in section.model_fields}
 
 
 def clean_pair(row: Row) -> tuple[str, str]:
@@ -222,3 +306,36 @@ def clean_pair(row: Row) -> tuple[str, str]:
 def normalize(vectors: Tensor) -> Tensor:
     """Vectors of length one, in float32."""
     return F.normalize(vectors.float(), dim=-1)
+
+
+def pool_tokens(
+    model: PooledEncoder, tokens: Int[Tensor, "batch tokens"], lengths: Int[Tensor, " batch"]
+) -> Float[Tensor, "batch width"]:
+    """The vector of each text of a padded batch."""
+    return model.pool(model(tokens, mask=Mask.padding(lengths, queries=True)), lengths)
+
+
+@torch.no_grad()
+def encode_texts(
+    model: PooledEncoder, tokenizer: Tokenizer, texts: Sequence[str], batch: int = 64, *, limit: int
+) -> Float[Tensor, "texts width"]:
+    """The vectors of texts in float32, on the model's device; of each text what `cut_text` leaves.
+
+    A text of more than `limit` tokens, start and end included, is read in windows, and their vectors are averaged.
+    """
+    parts, owners = list[list[int]](), list[int]()
+    for number, tokens in enumerate(tokenizer.encode_all([cut_text(text)[0] for text in texts])):
+        windows = text_windows([tokens], limit, tokenizer.start, tokenizer.end)
+        parts += windows
+        owners += [number] * len(windows)
+    device = model.vocabulary.words.weight.device
+    total = torch.zeros(len(texts), model.config.width, device=device)
+    counts = torch.zeros(len(texts), 1, device=device)
+    for numbers, padded, lengths in padded_batches(parts, tokenizer.pad, device, tokens=BATCH_TOKENS, most=batch):
+        vectors = pool_tokens(model, padded, lengths).float()
+        rows = torch.tensor([owners[number] for number in numbers], device=device)
+        sizes = lengths[:, None].float()
+        total.index_add_(0, rows, vectors * sizes)
+        counts.index_add_(0, rows, sizes)
+    check_finite(total)
+    return total / counts.clamp(min=1)

@@ -12,8 +12,8 @@ from clearhead.tasks.answerer import Prediction
 from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option
 
 UNKNOWN = "I don't know"
-SHOWN = 5  # answers in JSON unless --best says otherwise
-RANKED = 10  # answers that are ranked at least, for the scores
+SHOWN_ANSWERS = 5  # in JSON unless --best says otherwise
+RANKED_ANSWERS = 10  # at least, for the scores
 
 
 class AnswersData(Data):
@@ -37,9 +37,8 @@ class AnswersSection(Section):
     # intents: few answers with many questions each, told apart by a classifier; pairs: a two-tower encoder;
     # auto: intents if there are at least 4 questions to an answer on average
     kind: Literal["auto", "intents", "pairs"] = "auto"
-    head: Literal["linear", "cosine"] = "linear"  # of intents
-    hard_negatives: int = Field(1, ge=0)  # of pairs: similar wrong answers beside each question of a batch…
-    mine_every: int = Field(1, ge=1)  # …searched anew every so many epochs
+    # Of pairs: number of similar wrong answers beside each question of a batch, searched anew every epoch.
+    hard_negatives: int = Field(1, ge=0)
     reject: float = Field(0.05, ge=0, lt=1)  # share of answerable questions that may be answered by "I don't know"
     detector: Literal["auto", "probability", "energy", "neighbours", "mahalanobis", "mean"] = "auto"
     neighbours: int = Field(10, ge=1)
@@ -61,7 +60,7 @@ class AnswerOptions(Options):
 
 
 class Match(NamedTuple):
-    """An answer that was found: its number in the index, its text, its probability (similarity if `kind` is pairs)."""
+    """An answer that fits: its number in the index, its text, its probability (similarity if `kind` is pairs)."""
 
     id: int
     text: str
@@ -79,10 +78,12 @@ class AnswerPrediction(Prediction):
     evidence: Mapping[str, float] = field(default_factory=dict)  # the scores of all detectors
 
     def to_json(self) -> dict[str, Any]:
-        shown = self.matches[: self.best or SHOWN]
-        return {"known": self.known, "answers": [match._asdict() for match in shown], "notes": list(self.notes)}
+        answers = [match._asdict() for match in self.matches[: self.best or SHOWN_ANSWERS]]
+        return {"known": self.known, "answers": answers, "notes": list(self.notes)}
 
     def ranking(self) -> list[tuple[str, float | None]]:
         """The best answers; "I don't know" stands before them if the question is not known."""
-        found: list[tuple[str, float | None]] = [(match.text, match.score) for match in self.matches[: self.best or 1]]
-        return found if self.known else [(UNKNOWN, None), *found]
+        answers: list[tuple[str, float | None]] = [
+            (match.text, match.score) for match in self.matches[: self.best or 1]
+        ]
+        return answers if self.known else [(UNKNOWN, None), *answers]

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clearhead.errors import PackageError
 from clearhead.tasks.answerer import Baseline
 from clearhead.tasks.answers.answer_objective import AnswerObjective
 from clearhead.tasks.answers.answer_processor import AnswerProcessor, clean_pair
-from clearhead.tasks.answers.answer_scores import make_report
-from clearhead.tasks.answers.answer_settings import AnswerPrediction, AnswersRecipe
+from clearhead.tasks.answers.answer_settings import RANKED_ANSWERS, AnswerPrediction, AnswersRecipe, Match
 from clearhead.tasks.answers.index_actions import ACTIONS
-from clearhead.tasks.answers.question_answerer import QuestionAnswerer, QuestionTracer
-from clearhead.tasks.label_tables import count_confusions
-from clearhead.tasks.task import Action, Task
+from clearhead.tasks.answers.question_answerer import QuestionAnswerer, QuestionTracer, make_report, score_answers
+from clearhead.tasks.baselines import TfidfBaseline
+from clearhead.tasks.metrics import count_confusions
+from clearhead.tasks.task import Task
 
 if TYPE_CHECKING:
     from clearhead.text import Row
+
+# A word, or one character of a script that is written without spaces.
+UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uac00-\ud7af"
+WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
+
+Pairs = Sequence[tuple[str, str]]  # question, answer
 
 
 def report_answers(processor: AnswerProcessor, rows: Sequence[Row], predictions: Sequence[AnswerPrediction]) -> str:
@@ -33,24 +39,69 @@ def count_answer_confusions(
     processor: AnswerProcessor, rows: Sequence[Row], predictions: Sequence[AnswerPrediction]
 ) -> tuple[list[str], NDArray[np.int64]]:
     """How often questions of one answer were given another, of the questions that have an answer."""
-    pairs = [(clean_pair(row)[1], one.matches) for row, one in zip(rows, predictions, strict=True)]
+    pairs = [(clean_pair(row)[1], answer.matches) for row, answer in zip(rows, predictions, strict=True)]
     answered = [(right, matches[0].text) for right, matches in pairs if right and matches]
     labels = sorted({text for pair in answered for text in pair})
-    return labels, count_confusions([right for right, _ in answered], [given for _, given in answered], labels)
+    return count_confusions([right for right, _ in answered], [guess for _, guess in answered], labels)
 
 
 def score_simple(processor: AnswerProcessor, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
     """TF-IDF with logistic regression for intents, BM25 for pairs."""
-    from clearhead.tasks.answers.retrieval_baselines import score_bm25, score_tf_idf
-
     simple = score_tf_idf if processor.kind == "intents" else score_bm25
     return simple([clean_pair(row) for row in train], [clean_pair(row) for row in rows])
 
 
-def run_index_action(
-    action: str, answerer: QuestionAnswerer, folder: Path, arguments: Sequence[str], as_json: bool
-) -> list[str]:
-    return answerer.act(action, folder, arguments, as_json)
+def score_bm25(train: Pairs, questions: Pairs) -> Baseline:
+    """BM25 (Lucene's variant): the answers whose own text, or known question, shares the most words with a question."""
+    try:
+        import bm25s
+    except ImportError:
+        raise PackageError(
+            "this baseline needs the package bm25s, which is not installed; pip install 'clearhead[baselines]'"
+        ) from None
+    documents = [(question, answer) for question, answer in train if answer]
+    answers = dict.fromkeys(answer for _, answer in (*documents, *questions) if answer)
+    documents += [(answer, answer) for answer in answers]
+    words = [split_words(text) for text, _ in documents]
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(word for text in words for word in text))}
+    retriever = bm25s.BM25()
+    retriever.index(([[numbers[word] for word in text] for text in words], numbers), show_progress=False)
+    predictions = []
+    for question, _ in questions:
+        shared = [word for word in split_words(question) if word in numbers]
+        scores = retriever.get_scores(shared) if shared else np.zeros(len(documents))
+        predictions.append(_make_prediction([answer for _, answer in documents], scores))
+    return Baseline("BM25", score_answers([answer for _, answer in questions], predictions))
+
+
+def score_tf_idf(train: Pairs, questions: Pairs) -> Baseline:
+    """Logistic regression on TF-IDF; a question is known as far as its likeliest answer is likely."""
+    inside = [(question, answer) for question, answer in train if answer]
+    model = TfidfBaseline().fit([question for question, _ in inside], [answer for _, answer in inside])
+    shares = model.probabilities([question for question, _ in questions])
+    predictions = [_make_prediction(model.labels, row) for row in shares]
+    right = [answer for _, answer in questions]
+    return Baseline(model.name, score_answers(right, predictions, unseen={*right} - {*model.labels, ""}))
+
+
+def split_words(text: str) -> list[str]:
+    """Words in lower case; Chinese, Japanese and Korean characters one by one.
+
+    >>> split_words("My card's 信用卡 #2")
+    ['my', 'card', 's', '信', '用', '卡', '2']
+    """
+    return WORD.findall(text.lower())
+
+
+def _make_prediction(answers: Sequence[str], scores: np.ndarray) -> AnswerPrediction:
+    """The first different answers by descending score."""
+    best: dict[str, float] = {}
+    for number in np.argsort(-scores, kind="stable"):
+        best.setdefault(answers[number], float(scores[number]))
+        if len(best) == RANKED_ANSWERS:
+            break
+    matches = tuple(Match(number, text, score) for number, (text, score) in enumerate(best.items()))
+    return AnswerPrediction(matches[0].text, matches=matches, in_scope=matches[0].score)
 
 
 TASK = Task(
@@ -64,5 +115,5 @@ TASK = Task(
     report=report_answers,
     confusion=count_answer_confusions,
     baseline=score_simple,
-    actions={name: Action(about, partial(run_index_action, name)) for name, about in ACTIONS.items()},
+    actions=ACTIONS,
 )

@@ -12,8 +12,7 @@ Every detector gives a number that is larger, the more likely the question is on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -62,16 +61,13 @@ class Gaussians:
         return cls((means @ whitening).float().contiguous(), whitening.float().contiguous())
 
     def nearness(
-        self, vectors: Float[Tensor, "rows width"], present: Int[Tensor, " some"] | None = None
+        self, vectors: Float[Tensor, "rows width"], present: Int[Tensor, " present"] | None = None
     ) -> Float[Tensor, " rows"]:
         """Minus the distance of each vector from the nearest mean, of the classes that are `present`."""
         means = self.means if present is None else self.means[present]
         if not len(means):
             return torch.full((len(vectors),), -1e3)
         return -torch.cdist(vectors @ self.whitening, means).amin(-1)
-
-    def to_tensors(self) -> dict[str, Tensor]:
-        return {"means": self.means, "whitening": self.whitening}
 
 
 @dataclass(frozen=True)
@@ -121,13 +117,6 @@ class Calibration:
             temperature=temperature,
             auroc={name: round(value, 4) for name, value in auroc.items()},
         )
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Calibration:
-        return cls(**values)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def complete(self, evidence: Mapping[str, Scores1d]) -> dict[str, Scores1d]:
         """The scores of all detectors, the mean included."""

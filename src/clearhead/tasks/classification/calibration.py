@@ -24,8 +24,8 @@ def expected_calibration_error(confidence: Floats, right: NDArray[np.bool_]) -> 
     """
     if not len(confidence):
         return 0.0
-    place = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)  # (0, 1/15], (1/15, 2/15], …
-    gap = np.bincount(place, right, BINS) - np.bincount(place, confidence, BINS)
+    bins = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)  # (0, 1/15], (1/15, 2/15], …
+    gap = np.bincount(bins, right, BINS) - np.bincount(bins, confidence, BINS)
     return float(np.abs(gap).sum() / len(confidence))
 
 

@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 from clearhead.errors import ConfigError
 from clearhead.tasks.answerer import Baseline
 from clearhead.tasks.baselines import TfidfBaseline
-from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, ClassifierTracer
+from clearhead.tasks.classification.classifier_answerer import (
+    ClassifierAnswerer,
+    ClassifierTracer,
+    LabelPrediction,
+    score_answers,
+)
 from clearhead.tasks.classification.classifier_objective import ClassifierObjective
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
-from clearhead.tasks.classification.classifier_scores import score_answers
 from clearhead.tasks.classification.classifier_settings import ClassificationRecipe
-from clearhead.tasks.classification.label_prediction import LabelPrediction
-from clearhead.tasks.label_tables import count_confusions, format_label_table, label_table
+from clearhead.tasks.metrics import count_confusions, count_labels, format_label_table
 from clearhead.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -26,9 +29,10 @@ if TYPE_CHECKING:
 
 def report_labels(processor: ClassifierProcessor, rows: Sequence[Row], predictions: Sequence[LabelPrediction]) -> str:
     """The table of precision, recall and F1 of each label."""
-    right = [processor.column.parse(row.values[-1]) for row in rows]
     labels = [*processor.labels, *processor.unseen_labels(rows)]
-    return format_label_table(label_table(right, [one.answers for one in predictions], labels), labels)
+    wanted = [processor.column.parse(row.values[-1]) for row in rows]
+    counts = count_labels(wanted, [prediction.answers for prediction in predictions])
+    return format_label_table(counts.table(labels), labels)
 
 
 def count_label_confusions(
@@ -36,9 +40,9 @@ def count_label_confusions(
 ) -> tuple[list[str], NDArray[np.int64]]:
     if processor.column.multi_label:
         raise ConfigError("texts with several labels have no confusion matrix; --report has a table of the labels")
-    right = [processor.column.parse(row.values[-1])[0] for row in rows]
+    wanted = [processor.column.parse(row.values[-1])[0] for row in rows]
     labels = [*processor.labels, *processor.unseen_labels(rows)]
-    return labels, count_confusions(right, [one.label for one in predictions], labels)
+    return count_confusions(wanted, [prediction.label for prediction in predictions], labels)
 
 
 def score_tf_idf(processor: ClassifierProcessor, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
@@ -46,15 +50,15 @@ def score_tf_idf(processor: ClassifierProcessor, train: Sequence[Row], rows: Seq
     column, multi_label = processor.column, processor.column.multi_label
     texts, labels = list[str](), list[Any]()
     for row in train:
-        own = column.parse(row.values[-1])
-        if own or multi_label:
+        written = column.parse(row.values[-1])
+        if written or multi_label:
             texts.append(" ".join(row.values[:-1]))
-            labels.append(own if multi_label else own[0])
+            labels.append(written if multi_label else written[0])
     simple = TfidfBaseline(multi_label=multi_label).fit(texts, labels)
     answers = simple.predict([" ".join(row.values[:-1]) for row in rows])
-    right = [column.parse(row.values[-1]) for row in rows]
-    given = answers if multi_label else [[answer] for answer in answers]
-    return Baseline(simple.name, score_answers(right, given, multi_label=multi_label))
+    answered = answers if multi_label else [[answer] for answer in answers]
+    wanted = [column.parse(row.values[-1]) for row in rows]
+    return Baseline(simple.name, score_answers(wanted, answered, multi_label=multi_label))
 
 
 TASK = Task(

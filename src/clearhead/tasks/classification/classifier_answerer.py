@@ -3,28 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead.decode.prepacked_linear import decoding_view
+from clearhead.errors import DataError
 from clearhead.model import Classifier
-from clearhead.tasks.answerer import Answerer, Scores
+from clearhead.tasks.answerer import Answerer, Prediction, Scores
+from clearhead.tasks.classification.calibration import expected_calibration_error, undo_temperature
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, Input, list_texts
-from clearhead.tasks.classification.classifier_scores import score_answers, score_calibration
 from clearhead.tasks.classification.classifier_settings import LabelOptions
-from clearhead.tasks.classification.label_prediction import LabelPrediction
-from clearhead.tasks.finite_scores import check_finite
-from clearhead.tasks.text_windows import EncodedInput, cut_text, mask_padding, surface_windows, text_windows
-from clearhead.tasks.trace import TaskTracer, Trace
-from clearhead.text.batches import Ragged, token_batches
+from clearhead.tasks.losses import check_finite
+from clearhead.tasks.metrics import count_labels, label_scores
+from clearhead.tasks.text_windows import (
+    EncodedInput,
+    cut_text,
+    mask_padding,
+    padded_batches,
+    surface_windows,
+    text_windows,
+)
+from clearhead.tasks.trace import AnswerPart, TaskTracer, Trace
 
 if TYPE_CHECKING:
     from clearhead.text import Row
 
-TOKENS = 1024  # of a batch in prediction, pads included: what a CPU's cache holds is computed fastest
-GPU_TOKENS = 32_768  # on other devices, where a batch should be large
+CPU_BATCH_TOKENS = 1024  # pads included: what a CPU's cache holds is computed fastest
+GPU_BATCH_TOKENS = 32_768  # on other devices, where a batch should be large
+
+
+@dataclass(frozen=True)
+class LabelPrediction(Prediction):
+    """The likeliest label as `text` and `label`, its probability, and those of all labels, likeliest first.
+
+    Where a text may have several labels, `labels` are those above their thresholds, likeliest first, perhaps none;
+    `text` is all of them with commas between.
+    """
+
+    score: float = 0.0
+    scores: dict[str, float] | None = None
+    best: int = 1  # how many labels were asked for
+    labels: tuple[str, ...] | None = None  # None: each text has one label
+
+    @property
+    def label(self) -> str:
+        return self.text
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The labels, or the only one."""
+        return (self.text,) if self.labels is None else self.labels
+
+    def to_json(self) -> dict[str, Any]:
+        answer = {"label": self.label, "score": self.score} if self.labels is None else {"labels": list(self.labels)}
+        return {**answer, "scores": self.scores, "notes": list(self.notes)}
+
+    def describe(self) -> str:
+        """One line with the answer and its probabilities, for the page of `look`.
+
+        >>> LabelPrediction("good", score=0.9, scores={"good": 0.9, "bad": 0.1}).describe()
+        'the label is good (0.90)'
+        """
+        labels = [f"{part.text} ({part.score:.2f})" for part in self.parts()[::2]]
+        if self.labels is None:
+            return f"the label is {labels[0]}"
+        return f"the labels are {', '.join(labels)}" if labels else "it has none of the labels"
+
+    def parts(self) -> list[AnswerPart]:
+        """The labels with their probabilities and spaces between, for the page of `look`."""
+        scores = self.scores or {}
+        parts = [AnswerPart(label, "", scores.get(label, self.score)) for label in self.answers]
+        return [piece for part in parts for piece in (AnswerPart(" "), part)][1:]
+
+    def ranking(self) -> list[tuple[str, float | None]]:
+        scores: dict[str, float | None] = {**(self.scores or {self.text: self.score})}
+        return list(scores.items())[: self.best]
 
 
 class ClassifierAnswerer(Answerer[ClassifierProcessor, Classifier, Input, LabelOptions]):
@@ -33,9 +90,10 @@ class ClassifierAnswerer(Answerer[ClassifierProcessor, Classifier, Input, LabelO
     def predict(
         self, inputs: Sequence[Input], options: LabelOptions, *, inputs_before: int = 0
     ) -> list[LabelPrediction]:
-        logits, notes = self.compute_logits([self.processor.inputs.check(one) for one in inputs], options.batch)
+        checked = [self.processor.inputs.check(text) for text in inputs]
+        logits, notes = self.compute_logits(checked, options.batch)
         shares = logits.sigmoid() if self.processor.column.multi_label else logits.softmax(-1)
-        return [self._make_prediction(*one, options.best) for one in zip(shares.tolist(), notes, strict=True)]
+        return [self._make_prediction(*pair, options.best) for pair in zip(shares.tolist(), notes, strict=True)]
 
     @torch.no_grad()
     def compute_logits(self, inputs: Sequence[Input], most: int) -> tuple[Tensor, list[list[str]]]:
@@ -45,19 +103,15 @@ class ClassifierAnswerer(Answerer[ClassifierProcessor, Classifier, Input, LabelO
         """
         processor, model = self.processor, self.model
         tokenizer, texts = processor.tokenizer, processor.encode(inputs)
-        marks = (processor.window, tokenizer.start, tokenizer.end)
-        windows = [text_windows(text.parts, *marks) for text in texts]
+        windows = [text_windows(text.parts, processor.window, tokenizer.start, tokenizer.end) for text in texts]
         flat = [window for group in windows for window in group]
         weight = model.vocabulary.words.weight
-        device, tokens_at_once = weight.device, TOKENS if weight.is_cpu else GPU_TOKENS
         if not weight.requires_grad:  # in training they would have to be packed again after every step
             model = decoding_view(model)
         logits = torch.empty(len(flat), len(processor.labels), dtype=model.to_labels.weight.dtype)
-        for places in token_batches(list(map(len, flat)), tokens_at_once, most):
-            ragged = Ragged([flat[place] for place in places])
-            tokens, lengths = ragged.pad(torch.arange(len(places)), int(ragged.lengths.max()), tokenizer.pad)
-            scores = score_labels(processor, model, tokens.to(device), lengths.to(device))
-            logits[places] = scores.cpu().to(logits.dtype)
+        budget = CPU_BATCH_TOKENS if weight.is_cpu else GPU_BATCH_TOKENS
+        for numbers, tokens, lengths in padded_batches(flat, tokenizer.pad, weight.device, tokens=budget, most=most):
+            logits[numbers] = score_labels(processor, model, tokens, lengths).cpu().to(logits.dtype)
         check_finite(logits)
         if len(flat) > len(texts):
             logits = torch.stack([part.mean(0) for part in logits.split([len(group) for group in windows])])
@@ -70,28 +124,45 @@ class ClassifierAnswerer(Answerer[ClassifierProcessor, Classifier, Input, LabelO
         return [*empty, *text.notes, *([many] if len(windows) > 1 else [])]
 
     def _make_prediction(self, shares: list[float], notes: Sequence[str], best: int) -> LabelPrediction:
-        labels = self.processor.labels
+        processor, labels = self.processor, self.processor.labels
         order = sorted(range(len(labels)), key=lambda number: -shares[number])
         scores = {labels[number]: shares[number] for number in order}
-        if not self.processor.column.multi_label:
+        if not processor.column.multi_label:
             return LabelPrediction(labels[order[0]], notes, shares[order[0]], scores, best)
-        chosen = tuple(labels[number] for number in order if shares[number] >= self.processor.thresholds[number])
-        return LabelPrediction(", ".join(chosen), notes, shares[order[0]], scores, best, chosen)
+        likely = tuple(labels[number] for number in order if shares[number] >= processor.thresholds[number])
+        return LabelPrediction(", ".join(likely), notes, shares[order[0]], scores, best, likely)
 
     def score(self, rows: Sequence[Row], predictions: Sequence[LabelPrediction], options: LabelOptions) -> Scores:
-        processor = self.processor
-        right = [processor.column.parse(row.values[-1]) for row in rows]
-        scores = score_answers(right, [one.answers for one in predictions], multi_label=processor.column.multi_label)
-        if all(one.scores for one in predictions):
-            scores |= score_calibration(right, predictions, processor.labels, processor.temperature)
+        column = self.processor.column
+        wanted = [column.parse(row.values[-1]) for row in rows]
+        answers = [prediction.answers for prediction in predictions]
+        scores = score_answers(wanted, answers, multi_label=column.multi_label)
+        if all(prediction.scores for prediction in predictions):
+            scores |= self._score_calibration(wanted, predictions)
         return scores
+
+    def _score_calibration(self, wanted: Sequence[Sequence[str]], predictions: Sequence[LabelPrediction]) -> Scores:
+        """The expected calibration error with the fitted temperature, and without it.
+
+        Of one label, of the probability of the answer; of several, of every label's probability that the text has it.
+        """
+        labels, multi_label = self.processor.labels, self.processor.column.multi_label
+        shares = np.array([[(prediction.scores or {})[label] for label in labels] for prediction in predictions])
+        before = undo_temperature(shares, self.processor.temperature, multi_label=multi_label)
+        if multi_label:
+            right = np.array([[label in row for label in labels] for row in wanted]).ravel()
+            errors = [expected_calibration_error(part.ravel(), right) for part in (shares, before)]
+        else:
+            right = np.array([answer.label == row[0] for answer, row in zip(predictions, wanted, strict=True)])
+            errors = [expected_calibration_error(part.max(1), right) for part in (shares, before)]
+        return {"calibration_error": round(errors[0], 4), "calibration_error_before": round(errors[1], 4)}
 
 
 class ClassifierTracer(TaskTracer[ClassifierAnswerer]):
-    def traces(self, given: Input, *, answer: str | None, options: LabelOptions) -> list[Trace]:
+    def traces(self, request: Input, *, answer: str | None, options: LabelOptions) -> list[Trace]:
         """A text, read once, or once for each window of a long one."""
         self.refuse_answer(answer)
-        checked, processor = self.inputs.check(given), self.answerer.processor
+        checked, processor = self.inputs.check(request), self.answerer.processor
         [prediction] = self.answerer.predict([checked], options)
         notes = [prediction.describe(), *prediction.notes]
         texts = [cut_text(text)[0] for text in list_texts(checked)]
@@ -112,3 +183,22 @@ def score_labels(processor: ClassifierProcessor, model: Classifier, tokens: Tens
     segments, mask = processor.mark_segments(tokens), mask_padding(tokens, lengths)
     hidden = model(tokens, segments=segments, mask=mask, places=first)
     return model.label_scores(hidden, lengths, tokens)
+
+
+def score_answers(wanted: Sequence[Sequence[str]], answers: Sequence[Sequence[str]], *, multi_label: bool) -> Scores:
+    """Accuracy and macro F1; of several labels, an answer is accurate if all are right, and there is a micro F1.
+
+    >>> score_answers([["a", "b"], []], [["a"], []], multi_label=True)
+    {'accuracy': 0.5, 'macro_f1': 0.5, 'micro_f1': 0.6667}
+    """
+    if not multi_label:
+        return label_scores([labels[0] for labels in wanted], [labels[0] for labels in answers])
+    if not wanted:
+        raise DataError("there are no rows to score")
+    equal = [set(labels) == set(answer) for labels, answer in zip(wanted, answers, strict=True)]
+    table = count_labels(wanted, answers).table(sorted({label for row in (*wanted, *answers) for label in row}))
+    return {
+        "accuracy": round(sum(equal) / len(equal), 4),
+        "macro_f1": round(table["macro avg"].f1, 4),
+        "micro_f1": round(table["micro avg"].f1, 4),
+    }

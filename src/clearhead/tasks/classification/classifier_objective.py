@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from clearhead.attention import Mask
+from clearhead.errors import ConfigError
+from clearhead.formatting import suggest_name
 from clearhead.model import Classifier
 from clearhead.tasks.classification.calibration import choose_thresholds, fit_temperature
 from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, score_labels
-from clearhead.tasks.classification.classifier_examples import LabelledTexts, hide_tokens
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
 from clearhead.tasks.classification.classifier_settings import ClassificationRecipe, LabelOptions
-from clearhead.tasks.classification.label_losses import label_loss, scores_divergence, weigh_labels
-from clearhead.tasks.losses import masked_token_loss
+from clearhead.tasks.losses import UNCOUNTED, consistency_loss, masked_token_loss
 from clearhead.tasks.objective import Objective
+from clearhead.tasks.processor import LabelledTexts
 
 if TYPE_CHECKING:
     from clearhead.text import Row
@@ -80,3 +82,60 @@ class ClassifierObjective(Objective[ClassifierProcessor, ClassificationRecipe, C
             shares = (logits.double() / processor.temperature).sigmoid().numpy()
             processor.thresholds = choose_thresholds(shares, right)
         return None
+
+
+def hide_tokens(
+    tokens: Int[Tensor, "texts tokens"], share: float, hidden: int, exempt: Sequence[int]
+) -> Int[Tensor, "texts tokens"]:
+    """A random share of the tokens becomes `hidden`, except those that are `exempt`, such as start and end."""
+    drawn = torch.rand(tokens.shape, device=tokens.device) < share
+    for token in exempt:
+        drawn &= tokens != token
+    return tokens.masked_fill(drawn, hidden)
+
+
+def weigh_labels(
+    labels: Sequence[str], counts: Sequence[int], wanted: str | Mapping[str, float], *, multi_label: bool
+) -> list[float]:
+    """A weight for each label: as `wanted` (1 for the others), or, for "balanced", inversely to how often it occurs.
+
+    `counts` are the training rows with each label, and last of all rows.
+
+    >>> weigh_labels(["a", "b"], [3, 1, 4], "balanced", multi_label=False)
+    [0.6666666666666666, 2.0]
+    """
+    if isinstance(wanted, Mapping):
+        if unknown := [label for label in wanted if label not in labels]:
+            hint = suggest_name(unknown[0], labels)
+            raise ConfigError(f"loss.class_weights: no label is called {unknown[0]!r}; {hint}")
+        return [float(wanted.get(label, 1.0)) for label in labels]
+    *each, total = counts
+    if multi_label:  # of its presence, against its absence
+        return [(total - count) / count for count in each]
+    return [sum(each) / (len(each) * count) for count in each]
+
+
+def label_loss(
+    scores: Float[Tensor, "texts labels"],
+    labels: Shaped[Tensor, "texts ..."],
+    *,
+    multi_label: bool,
+    smoothing: float = 0.0,
+    weights: Float[Tensor, " labels"] | None = None,
+) -> Float[Tensor, ""]:
+    """The summed cross entropy; `labels` are indices (UNCOUNTED: no loss), or a multi-hot matrix (texts, labels)."""
+    if not multi_label:
+        return F.cross_entropy(
+            scores, labels, weights, ignore_index=UNCOUNTED, reduction="sum", label_smoothing=smoothing
+        )
+    aims = labels.to(scores) * (1 - smoothing) + smoothing / 2
+    return F.binary_cross_entropy_with_logits(scores, aims, pos_weight=weights, reduction="sum")
+
+
+def scores_divergence(
+    scores: Float[Tensor, "texts labels"], others: Float[Tensor, "texts labels"], *, multi_label: bool
+) -> Float[Tensor, ""]:
+    """The loss of R-Drop between the scores of two passes over the same texts."""
+    if multi_label:  # a sigmoid is a softmax of two
+        scores, others = (torch.stack([part, torch.zeros_like(part)], -1) for part in (scores, others))
+    return consistency_loss(scores, others)

@@ -6,16 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from jaxtyping import Int
 from torch import Tensor
 
 from clearhead.errors import CheckpointError, DataError
 from clearhead.model import Classifier, ModelConfig
-from clearhead.tasks.classification.classifier_examples import LabelledTexts, TextExamples, mark_segments
-from clearhead.tasks.classification.classifier_settings import ClassificationRecipe
-from clearhead.tasks.classification.label_column import LabelColumn
+from clearhead.tasks.classification.classifier_settings import ClassificationRecipe, LabelColumn
 from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.processor import Columns, Files, Processor
+from clearhead.tasks.processor import Columns, Files, LabelledTexts, Processor, TextExamples, check_sizes
 from clearhead.tasks.text_windows import EncodedInput, encode_inputs, text_windows, window_size
 from clearhead.text.report import Flaw
 
@@ -34,12 +33,12 @@ Input = str | tuple[str, str]
 class PairInputs(TextInputs):
     """Inputs that are pairs of texts."""
 
-    def check(self, given: Any, place: str = "the input") -> tuple[str, str]:
+    def check(self, value: Any, name: str = "the input") -> tuple[str, str]:
         """Two texts, or one with a tab between."""
-        parts = given.split("\t") if isinstance(given, str) else given
+        parts = value.split("\t") if isinstance(value, str) else value
         fits = isinstance(parts, (list, tuple)) and len(parts) == 2 and all(isinstance(part, str) for part in parts)
         if not fits:
-            raise DataError(f"{place} must be two texts with a tab between, got {given!r:.60}")
+            raise DataError(f"{name} must be two texts with a tab between, got {value!r:.60}")
         return parts[0], parts[1]
 
     def of_row(self, row: Row) -> tuple[str, str]:
@@ -104,8 +103,7 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
         cls, rows: Sequence[Row], recipe: ClassificationRecipe, start: Pretrained | None = None
     ) -> ClassifierProcessor:
         data, pairs = recipe.data, bool(rows) and len(rows[0].values) == len(PAIRS)
-        names = () if data.label_names is None else tuple(data.label_names)
-        column = LabelColumn(data.multi_label, data.label_separator, names)
+        column = LabelColumn(data.multi_label, data.label_separator, tuple(data.label_names or ()))
         counts = column.collect(rows)
         if start is not None and set(start.labels) == set(counts):  # its output head is taken, too
             counts = {label: counts[label] for label in start.labels}
@@ -120,13 +118,12 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
         self.longest = recipe.data.longest
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: ClassificationRecipe | None = None) -> TextExamples:
-        rows, limit = list(rows), self.window
+        rows = list(rows)
         longest = None if recipe is None else recipe.data.longest
-        texts: list[list[int]] = []
-        answers: list[Any] = []
-        used: list[Row] = []
+        texts, answers, used = list[list[int]](), list[Any](), list["Row"]()
+        too_long = f"longer than the {self.window:,} tokens that the model reads at once"
         for row, (parts, cut) in zip(rows, self.encode([self.inputs.of_row(row) for row in rows]), strict=True):
-            windows = text_windows(parts, limit, self.tokenizer.start, self.tokenizer.end)
+            windows = text_windows(parts, self.window, self.tokenizer.start, self.tokenizer.end)
             flaws = self.find_flaws(row)
             if problem := self.row_problem(row):
                 report.drop(row, problem)
@@ -135,29 +132,27 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
             elif longest is not None and (cut or sum(map(len, parts)) > longest):
                 report.drop(row, f"longer than {longest} tokens")
             elif longest is not None and len(windows) > 1:
-                report.drop(row, f"longer than the {limit:,} tokens that the model reads at once")
+                report.drop(row, too_long)
             else:
                 report.keep()
                 for flaw, count in flaws.items():
                     report.add_flaw(row, flaw, count)
                 if len(windows) > 1:
-                    what = f"longer than the {limit:,} tokens that the model reads at once"
-                    report.remark(f"{what} (the loss is of the first ones)")
+                    report.remark(f"{too_long} (the loss is of the first ones)")
                 texts.append(windows[0])
                 answers.append(self.label_numbers(row))
                 used.append(row)
-        found = TextExamples(texts, answers, used, self.tokenizer.pad)
-        if not found.counts.any():
+        examples = TextExamples(texts, answers, used, self.tokenizer.pad)
+        if not examples.counts.any():
             raise DataError(f"no text with a known label is left to use: {report}")
-        return found
+        return examples
 
     def answer_of(self, row: Row) -> str:
         return ", ".join(self.column.parse(row.values[-1]))
 
     def row_problem(self, row: Row) -> str | None:
         *texts, written = row.values
-        labels = self.column.parse(written)
-        if not labels and not self.column.multi_label:
+        if not self.column.parse(written) and not self.column.multi_label:
             return "without a label"
         return None if all(map(self._has_text, texts)) else "without a text"
 
@@ -169,8 +164,7 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
 
     def unseen_labels(self, rows: Sequence[Row]) -> list[str]:
         """The labels of these rows that are not in the training data."""
-        found = {label for row in rows for label in self.column.parse(row.values[-1])}
-        return sorted(found - set(self.labels))
+        return sorted({label for row in rows for label in self.column.parse(row.values[-1])} - set(self.labels))
 
     def _has_text(self, text: str) -> bool:
         return any(map(str.isalnum, text)) or bool(self.tokenizer.normal(text).strip())
@@ -184,7 +178,7 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
 
     def encode(self, inputs: Sequence[Input]) -> list[EncodedInput]:
         """The tokens of each text, or of both texts of each pair."""
-        return encode_inputs(self.tokenizer, [list_texts(given) for given in inputs], self.window)
+        return encode_inputs(self.tokenizer, [list_texts(text) for text in inputs], self.window)
 
     @property
     def window(self) -> int:
@@ -202,9 +196,6 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
 
     # Model folder
 
-    def save(self, folder: Path) -> None:
-        self.tokenizer.save(folder)
-
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> ClassifierProcessor:
         from clearhead.text import Tokenizer
@@ -212,11 +203,7 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
         labels, tokenizer = settings.get("labels"), Tokenizer.load(folder)
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
             raise CheckpointError(f"the settings of {folder} have no list of labels: {labels!r:.60}")
-        if (len(labels), tokenizer.size) != (config.label_count, config.vocabulary):
-            raise CheckpointError(
-                f"{folder} has {len(labels)} labels and {tokenizer.size} tokens, but its model "
-                f"{config.label_count} and {config.vocabulary}; copy the folder again"
-            )
+        check_sizes(folder, labels=(len(labels), config.label_count), tokens=(tokenizer.size, config.vocabulary))
         names = tuple(settings.get("label_names", ()))
         column = LabelColumn(settings.get("multi_label", False), settings.get("label_separator", ","), names)
         counts = settings.get("label_counts", ())
@@ -227,6 +214,16 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
         return processor
 
 
-def list_texts(given: Input) -> tuple[str, ...]:
+def list_texts(texts: Input) -> tuple[str, ...]:
     """The texts of an input: one, or both of a pair."""
-    return given if isinstance(given, tuple) else (given,)
+    return texts if isinstance(texts, tuple) else (texts,)
+
+
+def mark_segments(tokens: Int[Tensor, "texts tokens"], end: int) -> Int[Tensor, "texts tokens"]:
+    """0 up to the first end and 1 after it, as BERT marks the texts of a pair.
+
+    >>> mark_segments(torch.tensor([[1, 7, 2, 8, 9, 2]]), 2)
+    tensor([[0, 0, 0, 1, 1, 1]])
+    """
+    ends = (tokens == end).long()
+    return (ends.cumsum(1) - ends).clamp(max=1)

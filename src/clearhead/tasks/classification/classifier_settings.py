@@ -1,15 +1,19 @@
-"""Sections of a classification recipe, and the options of its commands."""
+"""Sections of a classification recipe, the options of its commands, and what is written in the label column."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from clearhead.errors import DataError
-from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option
+from clearhead.formatting import parse_whole_number
+from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, one_message, option
+from clearhead.text import Row
 
 
 class ClassificationData(Data):
@@ -27,15 +31,12 @@ class ClassificationData(Data):
             return self
         path = find(self.label_names)
         try:
-            names = path.read_text(encoding="utf-8-sig").split("\n")
+            names = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().split("\n")]
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise DataError(f"data.label_names: {path} cannot be read: {reason}") from None
-        names = [name.strip() for name in names]
-        while names and not names[-1]:
-            names.pop()
-        if empty := [line for line, name in enumerate(names, 1) if not name]:
-            raise DataError(f"{path}:{empty[0]}: empty line; every line must have the name of a label")
+        if "" in names:
+            raise DataError(f"{path}:{names.index('') + 1}: empty line; every line must have the name of a label")
         return self.model_copy(update={"label_names": names})
 
 
@@ -49,18 +50,10 @@ class ClassificationLoss(Section):
     # R-Drop (Liang et al. 2021): weight of the divergence between two passes with different dropout; 0: one pass.
     r_drop: float = Field(0.0, ge=0)
     # "balanced": each label weighs as much as any other, however rare; or { label = weight }.
-    class_weights: Literal["balanced"] | dict[str, float] | None = None
-
-    @field_validator("class_weights", mode="wrap")
-    @classmethod
-    def _check_weights(cls, value: Any, validate: Any) -> Any:
-        try:
-            checked = validate(value)
-        except ValidationError:
-            raise ValueError('should be "balanced" or { label = weight }') from None
-        if isinstance(checked, dict) and any(weight <= 0 for weight in checked.values()):
-            raise ValueError("weights should be greater than 0")
-        return checked
+    class_weights: Annotated[
+        Literal["balanced"] | dict[str, PositiveFloat] | None,
+        one_message('"balanced" or { label = weight }, with weights greater than 0'),
+    ] = None
 
 
 class ClassificationRecipe(TaskRecipe):
@@ -83,3 +76,47 @@ class LabelOptions(Options):
     @property
     def ranked(self) -> bool:
         return self.best > 1
+
+
+@dataclass(frozen=True)
+class LabelColumn:
+    """How the label column is parsed: one label, or several with a separator; as names, or as indices into `names`.
+
+    >>> LabelColumn(multi_label=True, names=("anger", "fear", "joy")).parse("2, 0")
+    ('joy', 'anger')
+    >>> LabelColumn().parse("a,b"), LabelColumn(multi_label=True).parse("")
+    (('a,b',), ())
+    """
+
+    multi_label: bool = False
+    separator: str = ","
+    names: tuple[str, ...] = ()
+
+    def parse(self, written: str) -> tuple[str, ...]:
+        """The labels of one row, each once; none where nothing is written."""
+        parts = written.split(self.separator) if self.multi_label else [written]
+        stripped = (part.strip() for part in parts)
+        return tuple(dict.fromkeys(self._name(part) for part in stripped if part))
+
+    def collect(self, rows: Sequence[Row]) -> dict[str, int]:
+        """The labels that occur and how often, in the order of `names`, or else sorted."""
+        counts = Counter[str]()
+        for row in rows:
+            labels = self.parse(row.values[-1])
+            if self.names and (unknown := [label for label in labels if label not in self.names]):
+                raise DataError(
+                    f"{row.where}: the label {unknown[0]!r} is not one of the {len(self.names)} in data.label_names, "
+                    f"nor an index into it (0 to {len(self.names) - 1})"
+                )
+            counts.update(labels)
+        # One label of many is something to tell apart if there are texts without it.
+        if len(counts) < 2 and not (self.multi_label and counts and max(counts.values()) < len(rows)):
+            file = f"{rows[0].file}: " if rows else ""
+            raise DataError(f"{file}at least two different labels are needed; found {', '.join(counts) or 'none'}")
+        return {label: counts[label] for label in (self.names or sorted(counts)) if label in counts}
+
+    def _name(self, part: str) -> str:
+        number = parse_whole_number(part)
+        if part in self.names or number is None or number >= len(self.names):
+            return part
+        return self.names[number]

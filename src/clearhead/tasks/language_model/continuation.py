@@ -15,8 +15,8 @@ from clearhead.decode.sampling import SamplingOptions, draw_tokens
 from clearhead.model import Decoder
 from clearhead.model.small_passes import lock_steps, pass_lock
 from clearhead.tasks.answerer import Prediction
-from clearhead.tasks.finite_scores import check_finite
 from clearhead.tasks.language_model.language_processor import LanguageDecode
+from clearhead.tasks.losses import check_finite
 from clearhead.text import Tokenizer
 
 TAIL = 8  # tokens of the prompt that are decoded together with the first that are written: spaces depend on them

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from clearhead.errors import DataError
 from clearhead.model import Decoder
 from clearhead.tasks.answerer import Prediction, Scores
-from clearhead.tasks.finite_scores import check_finite
-from clearhead.tasks.losses import UNCOUNTED
+from clearhead.tasks.losses import UNCOUNTED, check_finite
 from clearhead.text.batches import Ragged, token_batches
 
 CPU_BATCH_TOKENS = 4096  # pads included

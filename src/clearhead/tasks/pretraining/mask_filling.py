@@ -12,9 +12,10 @@ from clearhead.attention import Mask
 from clearhead.errors import DataError
 from clearhead.model import Encoder
 from clearhead.tasks.answerer import Prediction
-from clearhead.tasks.finite_scores import check_finite
+from clearhead.tasks.losses import check_finite
+from clearhead.tasks.text_windows import pad_sequences
 from clearhead.text import Tokenizer
-from clearhead.text.batches import Ragged, token_batches
+from clearhead.text.batches import token_batches
 
 MASK = "<mask>"  # what a user writes
 CANDIDATES = 5  # of each mask, at least
@@ -102,9 +103,8 @@ def _rank_tokens(
     model: Encoder, tokenizer: Tokenizer, rows: Sequence[list[int]], mask: int, best: int
 ) -> list[dict[int, list[tuple[int, float]]]]:
     """The likeliest tokens, with probabilities, at every mask of each row; never a special token."""
-    ragged, device = Ragged(rows), model.vocabulary.words.weight.device
-    padded, lengths = ragged.pad(torch.arange(len(rows)), int(ragged.lengths.max()), tokenizer.pad)
-    padded, lengths = padded.to(device), lengths.to(device)
+    device = model.vocabulary.words.weight.device
+    padded, lengths = pad_sequences(rows, tokenizer.pad, device)
     hidden = model(padded, mask=Mask.padding(lengths, queries=True))
     inside = torch.arange(padded.shape[1], device=device) < lengths[:, None]
     where = ((padded == mask) & inside).nonzero()

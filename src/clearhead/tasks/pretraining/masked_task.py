@@ -16,9 +16,8 @@ from clearhead.attention import Mask
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model import Encoder, ModelConfig
 from clearhead.tasks.answerer import Answerer, AnyAnswerer, Evaluation, Scores
-from clearhead.tasks.finite_scores import check_finite
 from clearhead.tasks.language_model.language_processor import DocumentProcessor
-from clearhead.tasks.losses import token_loss
+from clearhead.tasks.losses import check_finite, token_loss
 from clearhead.tasks.objective import Objective
 from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.pretraining.document_windows import EMPTY, make_text_windows

@@ -32,6 +32,7 @@ from clearhead.tasks.sequence_to_sequence.generation import (
 )
 from clearhead.tasks.sequence_to_sequence.search import Decode
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
+from clearhead.tasks.text_windows import pad_sequences
 from clearhead.tasks.trace import Trace
 from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch, Ragged
@@ -284,10 +285,8 @@ class TextGeneration(Generation[TextToTextT, str, list[int]]):
 
     def make_writer(self, parts: Sequence[list[int]]) -> Writer:
         tokenizer = self.processor.source
-        source = Ragged([[*part, tokenizer.end] for part in parts])
-        lengths, device = source.lengths, self.model.vocabulary.words.weight.device
-        padded, _ = source.pad(torch.arange(len(parts)), int(lengths.max()), tokenizer.pad)
-        return Writer.translating(self.model, padded.to(device), lengths.to(device))
+        source, device = [[*part, tokenizer.end] for part in parts], self.model.vocabulary.words.weight.device
+        return Writer.translating(self.model, *pad_sequences(source, tokenizer.pad, device))
 
     def cut_repeats(self, part: list[int]) -> list[int] | None:
         """No run of tokens stands there more than three times, digits excepted."""

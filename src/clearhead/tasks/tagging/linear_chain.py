@@ -1,4 +1,4 @@
-"""Linear chains over tags: Viterbi's best sequence, the partition function of a CRF, and the probability of an entity.
+"""Linear chains over tags: Viterbi's best sequence, the partition function of a CRF, and entities with probabilities.
 
 A sequence scores the sum of its words' scores (`emissions`), of its steps from tag to tag, and of its ends. Without
 learned steps these are 0 where legal; what is illegal is −∞. All functions take padded batches with lengths.
@@ -15,15 +15,16 @@ import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from clearhead.tasks.tagging.schemes import Legality
+from clearhead.tasks.tagging.schemes import Legality, Span, legal_sequences, read_tags, write_tags
+from clearhead.text.batches import token_batches
 
 IMPOSSIBLE = -1e9  # the score of an illegal step; finite, for the gradient of −∞ − −∞ is NaN
-PAIRS = 2**24  # of tags, over all sentences of a batch, that are scored at once: 64 MB in float32
-MODERATE = 100.0  # scores up to this: products of the probabilities of a few words do not become 0
-LARGEST = 1e6  # emissions beyond this, or NaN, cannot make an illegal sequence the best one
-
+MODERATE_SCORE = 100.0  # up to this products of the probabilities of a few words do not become 0
+LARGEST_SCORE = 1e6  # emissions beyond this, or NaN, cannot make an illegal sequence the best one
+SENTENCES_AT_ONCE = 256  # that are decoded together
+WORDS_AT_ONCE = 2**15  # with padding
+TAG_PAIRS_AT_ONCE = 2**24  # over all sentences of a batch: 128 MB in float64
 
 Numbers = NDArray[np.float64]
 
@@ -43,7 +44,7 @@ class Steps(NamedTuple):
 
     def __add__(self, other: object) -> Steps:
         assert isinstance(other, Steps)
-        return Steps(*(one + another for one, another in zip(self, other, strict=True)))
+        return Steps(*(part + added for part, added in zip(self, other, strict=True)))
 
     def to(self, device: torch.device) -> Steps:
         return Steps(*(part.to(device) for part in self))
@@ -59,26 +60,25 @@ def viterbi(
     tensor([[1, 1, 0]])
     """
     # In NumPy: a step is a few small operations, each of which takes PyTorch several times as long to begin.
-    scores = emissions.nan_to_num(0.0).clamp(-LARGEST, LARGEST).double().cpu().numpy()
+    scores = _bounded(emissions).numpy()
     first, between, last = (part.double().cpu().numpy() for part in steps)
-    arriving = _split_arriving(between, len(scores))
+    arriving, rows, tags = np.ascontiguousarray(between.T), np.arange(len(scores)), np.arange(len(between))
     ends, shortest = lengths.cpu().numpy()[:, None], int(lengths.min()) if len(lengths) else 0
     best, before = first + scores[:, 0], list[NDArray[np.int64]]()
     for word in range(1, scores.shape[1]):
-        reached, origin = _find_best_origins(best, arriving)
-        reached += scores[:, word]
+        sums = best[:, None, :] + arriving
+        origin = sums.argmax(2)
+        reached = sums[rows[:, None], tags, origin] + scores[:, word]
         if word >= shortest:  # what lies beyond the end stays as it was
             reached = np.where(word < ends, reached, best)
-            origin = np.where(word < ends, origin, np.arange(len(between)))
+            origin = np.where(word < ends, origin, tags)
         best = reached
         before.append(origin)
-    tag, rows = (best + last).argmax(1), np.arange(len(scores))
-    path = [tag]
+    path = [(best + last).argmax(1)]
     for origin in reversed(before):
-        tag = origin[rows, tag]
-        path.append(tag)
-    found = torch.from_numpy(np.stack(path[::-1], 1)).to(emissions.device)
-    return found.masked_fill(torch.arange(scores.shape[1], device=found.device) >= lengths[:, None], 0)
+        path.append(origin[rows, path[-1]])
+    sequences = torch.from_numpy(np.stack(path[::-1], 1)).to(emissions.device)
+    return sequences.masked_fill(torch.arange(scores.shape[1], device=sequences.device) >= lengths[:, None], 0)
 
 
 def best_sequences(
@@ -101,7 +101,12 @@ def log_partition(
     emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps
 ) -> Float[Tensor, " batch"]:
     """The logarithm of the sum of exp(score) over all sequences, in at least float32."""
-    return (forward_messages(emissions, lengths, steps)[:, -1] + steps.last).logsumexp(-1)
+    emissions = _widen(emissions)
+    message = steps.first + emissions[:, 0]
+    for word in range(1, emissions.shape[1]):
+        reached = (message[:, :, None] + steps.between).logsumexp(1) + emissions[:, word]
+        message = torch.where((word < lengths)[:, None], reached, message)
+    return (message + steps.last).logsumexp(-1)
 
 
 def sequence_scores(
@@ -113,64 +118,59 @@ def sequence_scores(
     """The score of one sequence of tags for each sample; `tags` in the padding do not matter, but must be tags."""
     emissions = _widen(emissions)
     real = torch.arange(tags.shape[1], device=tags.device) < lengths[:, None]
-    own = emissions.gather(2, tags[:, :, None])[:, :, 0].masked_fill(~real, 0.0).sum(1)
+    words = emissions.gather(2, tags[:, :, None])[:, :, 0].masked_fill(~real, 0.0).sum(1)
     # gather, for the gradient of an index is slow, and CUDA graphs may not record it
     pairs = tags[:, :-1] * emissions.shape[2] + tags[:, 1:]
     moves = steps.between.flatten().gather(0, pairs.flatten()).view(pairs.shape).masked_fill(~real[:, 1:], 0.0).sum(1)
     ends = tags.gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
-    return own + moves + steps.first.gather(0, tags[:, 0]) + steps.last.gather(0, ends)
+    return words + moves + steps.first.gather(0, tags[:, 0]) + steps.last.gather(0, ends)
 
 
-def forward_messages(
-    emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps
-) -> Float[Tensor, "batch words tags"]:
-    """Logarithms of the sums over all beginnings that have a tag at a word; beyond the end those of the last word."""
-    emissions = _widen(emissions)
-    message = steps.first + emissions[:, 0]
-    found = [message]
-    for word in range(1, emissions.shape[1]):
-        reached = _sum_over_origins(message, steps.between) + emissions[:, word]
-        message = torch.where((word < lengths)[:, None], reached, message)
-        found.append(message)
-    return torch.stack(found, 1)
+def _widen(emissions: Tensor) -> Tensor:
+    """In float32 if they come in half precision: sums of many of them need it."""
+    return emissions if emissions.dtype in (torch.float32, torch.float64) else emissions.float()
 
 
-def backward_messages(
-    emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps
-) -> Float[Tensor, "batch words tags"]:
-    """Logarithms of the sums over all that may follow a tag at a word, the word's own score not included."""
-    emissions = _widen(emissions)
-    message = steps.last.expand(len(emissions), -1)
-    found = [message]
-    for word in range(emissions.shape[1] - 1, 0, -1):
-        reached = _sum_over_origins(message + emissions[:, word], steps.between.T)
-        message = torch.where((word < lengths)[:, None], reached, message)
-        found.append(message)
-    return torch.stack(found[::-1], 1)
+def _bounded(emissions: Tensor) -> Tensor:
+    return emissions.nan_to_num(0.0).clamp(-LARGEST_SCORE, LARGEST_SCORE).double().cpu()
 
 
-def multiply_messages(
-    emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps
-) -> tuple[Float[Tensor, "batch words tags"], Float[Tensor, "batch words tags"]]:
-    """Forward and backward messages in float64, of a chain whose scores are at most MODERATE; −∞ if impossible.
+def chain_messages(
+    scores: Numbers, lengths: NDArray[np.int64], steps: Sequence[Numbers], *, moderate: bool
+) -> tuple[Numbers, Numbers]:
+    """Forward and backward messages (batch, words, tags): logarithms of sums over all beginnings and over all ends.
 
-    A sum over tags is a product of matrices of probabilities, of which the largest is 1: many times as fast as
-    `forward_messages`, and it has no gradient.
+    Forward, all beginnings that have a tag at a word; beyond the end those of the last word. Backward, all that may
+    follow a tag at a word, the word's own score not included. Where all scores are at most MODERATE_SCORE
+    (`moderate`), a sum over tags is a product of matrices of probabilities, of which the largest is 1: many times as
+    fast as a sum of logarithms.
     """
-    scores, ends = emissions.double().cpu().numpy(), lengths.cpu().numpy()[:, None]
-    first, between, last = (part.double().cpu().numpy() for part in steps)
+    (first, between, last), ends = steps, lengths[:, None]
     words, shortest = scores.shape[1], int(ends.min()) if len(ends) else 0
-    onward, back = np.exp(between), np.exp(between.T)
+    onward, back = (np.exp(between), np.exp(between.T)) if moderate else (between, between.T)
+    reach = _multiply if moderate else _add_logarithms
     forward, backward = np.empty_like(scores), np.empty_like(scores)
     forward[:, 0], backward[:, -1] = first + scores[:, 0], last
     with np.errstate(divide="ignore"):  # the logarithm of 0 is −∞
         for word in range(1, words):
-            message = _multiply(forward[:, word - 1], onward) + scores[:, word]
+            message = reach(forward[:, word - 1], onward) + scores[:, word]
             forward[:, word] = message if word < shortest else np.where(word < ends, message, forward[:, word - 1])
         for word in range(words - 1, 0, -1):
-            message = _multiply(backward[:, word] + scores[:, word], back)
+            message = reach(backward[:, word] + scores[:, word], back)
             backward[:, word - 1] = message if word < shortest else np.where(word < ends, message, backward[:, word])
-    return torch.from_numpy(forward), torch.from_numpy(backward)
+    return forward, backward
+
+
+def _multiply(message: Numbers, steps: Numbers) -> Numbers:
+    """For each tag the logarithm of the sum over all tags before it, whose probabilities are multiplied by `steps`."""
+    largest = message.max(1, keepdims=True)
+    reached: Numbers = np.log(np.exp(message - largest) @ steps) + largest
+    return reached
+
+
+def _add_logarithms(message: Numbers, steps: Numbers) -> Numbers:
+    reached: Numbers = np.logaddexp.reduce(message[:, :, None] + steps, axis=1)
+    return reached
 
 
 class ChainProbabilities:
@@ -182,78 +182,82 @@ class ChainProbabilities:
     def __init__(
         self, emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps
     ) -> None:
-        steps = Steps(*(part.double().clamp(min=IMPOSSIBLE) for part in steps))
-        emissions = emissions.nan_to_num(0.0).clamp(-LARGEST, LARGEST).double().cpu()
-        lengths, steps = lengths.cpu(), steps.to(emissions.device)
-        if float(emissions.abs().max()) <= MODERATE and all(float(part.max()) <= MODERATE for part in steps):
-            forward, backward = multiply_messages(emissions, lengths, steps)
-        else:
-            forward = forward_messages(emissions, lengths, steps)
-            backward = backward_messages(emissions, lengths, steps)
-        total = (forward[:, -1] + steps.last).logsumexp(-1)
-        parts = (emissions, forward, backward, steps.between, total)
-        self.emissions, self.forward, self.backward, self.between, self.total = (part.numpy() for part in parts)
+        self.emissions = _bounded(emissions).numpy()
+        first, self.between, last = (part.double().clamp(min=IMPOSSIBLE).cpu().numpy() for part in steps)
+        scores = (first, self.between, last)
+        largest = max(float(part.max()) for part in (np.abs(self.emissions), *scores))
+        self.forward, self.backward = chain_messages(
+            self.emissions, lengths.cpu().numpy(), scores, moderate=largest <= MODERATE_SCORE
+        )
+        self.total = torch.from_numpy(self.forward[:, -1] + last).logsumexp(-1).numpy()
         self.lengths = lengths.tolist()
 
     def probability(self, sample: int, begin: int, tags: list[int], continuing: list[int]) -> float:
         """That the words from `begin` have these tags, and that none of `continuing` follows."""
         end = begin + len(tags)
         score = self.forward[sample, begin, tags[0]]
-        for word, (one, other) in enumerate(pairwise(tags), start=begin + 1):
-            score = score + self.between[one, other] + self.emissions[sample, word, other]
+        for word, (tag, following) in enumerate(pairwise(tags), start=begin + 1):
+            score = score + self.between[tag, following] + self.emissions[sample, word, following]
         after = self.backward[sample, end - 1, tags[-1]]
         if end < self.lengths[sample] and continuing:
-            following = self.between[tags[-1]] + self.emissions[sample, end] + self.backward[sample, end]
-            following[continuing] = IMPOSSIBLE
-            after = torch.from_numpy(following).logsumexp(0).item()
+            rest = self.between[tags[-1]] + self.emissions[sample, end] + self.backward[sample, end]
+            rest[continuing] = IMPOSSIBLE
+            after = torch.from_numpy(rest).logsumexp(0).item()
         return float(min(1.0, max(0.0, float(torch.tensor(score + after - self.total[sample]).exp()))))
 
 
-def _find_best_origins(best: Numbers, arriving: Sequence[Numbers]) -> tuple[Numbers, NDArray[np.int64]]:
-    """The best score with which each tag is reached, and the tag before it; (batch, tags) each."""
-    rows, values, origins = np.arange(len(best))[:, None], list[Numbers](), list[NDArray[np.int64]]()
-    for part in arriving:
-        sums = best[:, None, :] + part
-        origins.append(sums.argmax(2))
-        values.append(sums[rows, np.arange(len(part)), origins[-1]])
-    return (values[0], origins[0]) if len(values) == 1 else (np.concatenate(values, 1), np.concatenate(origins, 1))
+class ScoredSpan(NamedTuple):
+    """An entity by its words, and how probable it is."""
+
+    span: Span
+    probability: float
 
 
-def _multiply(message: Numbers, steps: Numbers) -> Numbers:
-    """For each tag the logarithm of the sum over all tags before it, whose probabilities are multiplied by `steps`."""
-    largest = message.max(1, keepdims=True)
-    found: Numbers = np.log(np.exp(message - largest) @ steps) + largest
-    return found
+class Decoder:
+    """Finds the best legal tag sequence from word scores, and from learned CRF transitions if there are any."""
 
+    def __init__(self, tags: Sequence[str], scheme: str) -> None:
+        self.tags, self.scheme = list(tags), scheme
+        self.numbers = {tag: number for number, tag in enumerate(tags)}
+        self.legality = legal_sequences(tags)
 
-def _sum_over_origins(message: Tensor, between: Tensor) -> Tensor:
-    """For each tag the logarithm of the sum over all tags before it; (batch, tags).
+    @torch.no_grad()
+    def decode(self, scores: Sequence[Tensor], learned: Steps | None) -> list[list[ScoredSpan]]:
+        """The entities of sentences, from scores (words, tags) of each.
 
-    All pairs of tags at once where they are few; of many, some columns at a time, computed again in the backward pass.
-    """
-    size = _columns_at_once(len(between), len(message))
-    if size >= len(between):
-        return _reach(message, between)
-    parts = between.split(size, 1)
-    if not torch.is_grad_enabled():
-        return torch.cat([_reach(message, part) for part in parts], 1)
-    return torch.cat([checkpoint(_reach, message, part, use_reentrant=False) for part in parts], 1)
+        The probability is that of this entity, exactly, among all legal sequences of tags of the sentence.
+        """
+        steps = Steps.legal(self.legality)
+        if learned is not None:
+            steps = steps + Steps(*(part.detach().cpu() for part in learned))
+        entities: list[list[ScoredSpan]] = [[] for _ in scores]
+        at_once = max(1, min(SENTENCES_AT_ONCE, TAG_PAIRS_AT_ONCE // len(self.tags) ** 2))
+        for numbers in token_batches([len(words) for words in scores], WORDS_AT_ONCE, at_once):
+            numbers = [number for number in numbers if len(scores[number])]
+            decoded = self._decode_batch([scores[number] for number in numbers], steps, learned is not None)
+            for number, spans in zip(numbers, decoded, strict=True):
+                entities[number] = spans
+        return entities
 
+    def _decode_batch(self, scores: list[Tensor], steps: Steps, learned: bool) -> list[list[ScoredSpan]]:
+        if not scores:
+            return []
+        lengths = torch.tensor([len(words) for words in scores])
+        emissions = torch.nn.utils.rnn.pad_sequence(scores, batch_first=True).float()
+        paths = best_sequences(emissions, lengths, steps, learned=learned).tolist()
+        spans = [
+            read_tags([self.tags[tag] for tag in path[: len(words)]]) for path, words in zip(paths, scores, strict=True)
+        ]
+        rows = [row for row, entities in enumerate(spans) if entities]
+        decoded: list[list[ScoredSpan]] = [[] for _ in spans]
+        if rows:
+            chain = ChainProbabilities(emissions[rows], lengths[rows], steps)
+            for sample, row in enumerate(rows):
+                decoded[row] = [ScoredSpan(span, self._probability(chain, sample, span)) for span in spans[row]]
+        return decoded
 
-def _reach(message: Tensor, between: Tensor) -> Tensor:
-    return (message[:, :, None] + between).logsumexp(1)
-
-
-def _split_arriving(between: Numbers, batch: int) -> list[Numbers]:
-    """The steps that arrive at each tag, one row each, in parts of which a batch has at most PAIRS pairs of tags."""
-    size, arriving = _columns_at_once(len(between), batch), np.ascontiguousarray(between.T)
-    return [arriving[begin : begin + size] for begin in range(0, len(between), size)]
-
-
-def _columns_at_once(tags: int, batch: int) -> int:
-    return max(1, PAIRS // max(1, batch * tags))
-
-
-def _widen(emissions: Tensor) -> Tensor:
-    """In float32 if they come in half precision: sums of many of them need it."""
-    return emissions if emissions.dtype in (torch.float32, torch.float64) else emissions.float()
+    def _probability(self, chain: ChainProbabilities, sample: int, span: Span) -> float:
+        tags = write_tags([Span(0, span.end - span.begin, span.label)], span.end - span.begin, self.scheme)
+        numbers = [self.numbers[tag] for tag in tags]
+        continuing = [] if self.scheme == "bioes" else [self.numbers[f"I-{span.label}"]]
+        return chain.probability(sample, span.begin, numbers, continuing)

@@ -48,14 +48,14 @@ def read_tags(tags: Sequence[str]) -> list[Span]:
     """
     spans: list[Span] = []
     begin, before, last = 0, OUTSIDE, ""  # where the open entity began, and the letter and label of the last word
-    for place, tag in enumerate([*tags, OUTSIDE]):
+    for word, tag in enumerate([*tags, OUTSIDE]):
         letter, _, label = tag.partition("-")
         letter = SAME.get(letter, letter)
         inside = before in ("B", "I") and letter in ("I", "E") and label == last
         if before != OUTSIDE and not inside:
-            spans.append(Span(begin, place, last))
+            spans.append(Span(begin, word, last))
         if not inside:
-            begin = place
+            begin = word
         before, last = letter, label
     return spans
 
@@ -111,8 +111,8 @@ def count_repairs(tags: Sequence[str], scheme: str) -> int:
     """
     wanted = write_tags(read_tags(tags), len(tags), scheme)
     same = {"L": "E", "U": "S"} if scheme == "bioes" else {}
-    given = [same.get(tag[0], tag[0]) + tag[1:] for tag in tags]
-    return sum(one != other for one, other in zip(given, wanted, strict=True))
+    written = [same.get(tag[0], tag[0]) + tag[1:] for tag in tags]
+    return sum(tag != right for tag, right in zip(written, wanted, strict=True))
 
 
 def list_tags(labels: Sequence[str], scheme: str) -> list[str]:

@@ -1,10 +1,23 @@
-"""Windows over long sentences: each word is scored once, in the window where it is farthest from an edge."""
+"""Words as pieces, in windows over long sentences: each word is scored once, where it is farthest from an edge."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
-from typing import NamedTuple
+from itertools import accumulate, islice, pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from clearhead.model import ModelConfig
+from clearhead.tasks.tagging.sentences import Sentence
+
+if TYPE_CHECKING:
+    from clearhead.text import Tokenizer
+
+CACHED_WORDS = 100_000  # whose pieces are remembered
+# Of a word, as an extra feature for tokenizers that lower-case their input.
+CASES = ("other", "lower", "capitalised", "upper", "initial", "mixed", "digits", "with digits")
+SHORTEST_WINDOW = 64  # pieces, even if all sentences of the training data are shorter
+BLANKS = ("\ufffd", "?")  # what a word is read as that has no pieces, because normalisation removes it
 
 
 class Window(NamedTuple):
@@ -17,7 +30,7 @@ class Window(NamedTuple):
 
 
 def plan_windows(pieces: Sequence[int], size: int) -> list[Window]:
-    """Windows of at most `size` pieces over words of so many pieces each; neighbours share a quarter.
+    """Windows of at most `size` pieces over words with these numbers of pieces; neighbours share a quarter.
 
     One window where everything fits. No word may have more than `size // 4` pieces, unless it fits by itself.
 
@@ -48,15 +61,125 @@ def plan_windows(pieces: Sequence[int], size: int) -> list[Window]:
 
 def _last_fitting(ends: Sequence[int], begin: int, size: int) -> int:
     """The largest end such that the words from `begin` have at most `size` pieces; one word at least."""
-    end = begin + 1
-    while end + 1 < len(ends) and ends[end + 1] - ends[begin] <= size:
-        end += 1
-    return end
+    return max(begin + 1, bisect_right(ends, ends[begin] + size) - 1)
 
 
 def _first_fitting(ends: Sequence[int], end: int, size: int) -> int:
     """The smallest begin such that the words up to `end` have at most `size` pieces."""
-    begin = end
-    while begin > 0 and ends[end] - ends[begin - 1] <= size:
-        begin -= 1
-    return begin
+    return min(end, bisect_left(ends, ends[end] - size))
+
+
+def word_case(word: str) -> int:
+    """The number of the case in CASES.
+
+    >>> [CASES[word_case(word)] for word in ("the", "Rome", "EU", "J", "iPhone", "1996", "F16", "，")]
+    ['lower', 'capitalised', 'upper', 'initial', 'mixed', 'digits', 'with digits', 'other']
+    """
+    if any(mark.isdigit() for mark in word):
+        return CASES.index("with digits" if any(mark.isalpha() for mark in word) else "digits")
+    upper = [mark.isupper() for mark in word if mark.isupper() or mark.islower()]
+    if not upper:
+        return CASES.index("other")
+    if not any(upper):
+        return CASES.index("lower")
+    if all(upper):
+        return CASES.index("upper" if len(upper) > 1 else "initial")
+    return CASES.index("capitalised" if upper[0] and not any(upper[1:]) else "mixed")
+
+
+class EncodedWord(NamedTuple):
+    pieces: list[int]
+    case: int
+
+
+class WordEncoder:
+    """Splits each word into subword pieces by itself, so that no piece spans two words; results are cached.
+
+    A word of more than `longest` pieces is read by its first ones. With `unknown` a word with characters that the
+    vocabulary has not is read as one unknown piece, instead of being spelled in bytes that were never trained.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, longest: int, unknown: bool) -> None:
+        self.tokenizer, self.longest, self.unknown = tokenizer, longest, unknown
+        self._cache: dict[str, EncodedWord] = {}
+        foreign = tokenizer.settings["kind"] == "huggingface"
+        self._bytes = range(3, 259) if unknown and not foreign else range(0)
+        blanks = [tokenizer.encode(blank) for blank in BLANKS]
+        self._blank = next((pieces for pieces in blanks if pieces), [tokenizer.end])
+
+    @property
+    def unknown_piece(self) -> int:
+        """The piece that stands for what the vocabulary has not: an unknown token, or a mask, where there is one.
+
+        Otherwise it is padding, which has a vector that nothing else uses.
+        """
+        named = self.tokenizer.settings.get("tokens", {}).get("unk_token")
+        number = None if named is None else self.tokenizer.engine.token_to_id(named)
+        if number is not None:
+            return int(number)
+        return self.tokenizer.pad if self.tokenizer.mask is None else self.tokenizer.mask
+
+    def encode(self, words: Sequence[str]) -> list[EncodedWord]:
+        """The pieces of each word, one at least, and its case."""
+        if len(self._cache) > CACHED_WORDS:
+            self._cache = {}
+        cache = self._cache  # other threads may replace it meanwhile
+        fresh = [word for word in dict.fromkeys(words) if word not in cache]
+        for word, pieces in zip(fresh, self.tokenizer.encode_all(fresh), strict=True):
+            if any(piece in self._bytes for piece in pieces):
+                pieces = [self.unknown_piece]
+            cache[word] = EncodedWord((pieces or self._blank)[: self.longest], word_case(word))
+        return [cache[word] for word in words]
+
+    def surfaces(self, words: Sequence[str]) -> list[list[str]]:
+        """The pieces of each word with the characters of the word itself, also where they are read as unknown."""
+        from clearhead.text.surface_forms import mark_word, surface_forms
+
+        surfaces = []
+        for word, encoded in zip(words, self.encode(words), strict=True):
+            numbers, pieces = surface_forms(self.tokenizer, word)
+            whole = len(encoded.pieces) == 1 and numbers != encoded.pieces  # unknown, or left empty by normalisation
+            surfaces.append([mark_word(self.tokenizer, word)] if whole else pieces[: len(encoded.pieces)])
+        return surfaces
+
+    def find_unknown(self, words: Sequence[str]) -> list[str]:
+        """The different words that have a piece for what the vocabulary has not."""
+        pairs = zip(words, self.encode(words), strict=True)
+        return list(dict.fromkeys(word for word, encoded in pairs if self.unknown_piece in encoded.pieces))
+
+
+def choose_window(longest: int, config: ModelConfig, tokenizer: Tokenizer, sentences: Sequence[Sentence]) -> int:
+    """How many pieces are read together: as many as training sentences have, within the limits.
+
+    Beyond that a model would meet positions that it has never seen.
+    """
+    if config.positions == "learned":
+        longest = min(longest, config.max_length - 2)
+    encoder = WordEncoder(tokenizer, longest=longest, unknown=False)
+    texts = [sentence.word_texts() for sentence in sentences]
+    encoded = iter(encoder.encode([word for words in texts for word in words]))
+    longest_sentence = max(sum(len(word.pieces) for word in islice(encoded, len(words))) for words in texts)
+    return min(longest, max(longest_sentence, SHORTEST_WINDOW))
+
+
+class WindowTokens(NamedTuple):
+    """One window as the model reads it: with start and end, and where the first pieces of the scored words are."""
+
+    tokens: list[int]
+    cases: list[int]
+    words: list[int]
+    window: Window
+
+
+def make_windows(words: Sequence[EncodedWord], *, size: int, ends: tuple[int, int]) -> list[WindowTokens]:
+    """The windows of a sentence, of at most `size` pieces beside the tokens at both `ends`."""
+    made = []
+    for window in plan_windows([len(word.pieces) for word in words], size):
+        tokens, cases, firsts = [ends[0]], [0], list[int]()
+        for number in range(window.begin, window.end):
+            if window.first <= number < window.last:
+                firsts.append(len(tokens))
+            tokens += words[number].pieces
+            cases += [words[number].case] * len(words[number].pieces)
+        made.append(WindowTokens([*tokens, ends[1]], [*cases, 0], firsts, window))
+    return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -44,18 +45,18 @@ class Sentence:
     @classmethod
     def from_row(cls, row: Row, *, scheme: str | None = None, characters: bool = False) -> Sentence:
         """The sentence of a row, whose tags are read by `scheme`, or else by the scheme of its file."""
-        text, given = row.values
+        text, written = row.values
         try:
-            known = json.loads(given)
+            marked = json.loads(written)
         except ValueError:
-            raise DataError(f"{row.where}: entities are not JSON: {given!r:.60}") from None
-        if isinstance(known, list):
+            raise DataError(f"{row.where}: entities are not JSON: {written!r:.60}") from None
+        if isinstance(marked, list):
             words = tuple(find_words(text, characters=characters))
-            exact = tuple(sorted(parse_entity(one, text, row.where) for one in known))
-            return cls(text, words, _cover_words(exact, words), characters=refuse_overlap(exact, row.where))
-        found = scheme or str(known["scheme"])
-        words = tuple((begin, end) for begin, end in known["words"])
-        return cls(text, words, tuple(read_tags(known["tags"])), found, count_repairs(known["tags"], found))
+            exact = parse_entities(marked, text, row.where)
+            return cls(text, words, _cover_words(exact, words), characters=exact)
+        scheme = scheme or str(marked["scheme"])
+        words = tuple((begin, end) for begin, end in marked["words"])
+        return cls(text, words, tuple(read_tags(marked["tags"])), scheme, count_repairs(marked["tags"], scheme))
 
     def tags(self, scheme: str) -> list[str]:
         """The tag of each word."""
@@ -84,8 +85,19 @@ def read_sentence(row: Row, scheme: str | None, characters: bool) -> Sentence:
     return Sentence.from_row(row, scheme=scheme, characters=characters)
 
 
-def parse_entity(value: Any, text: str, where: str) -> Span:
-    """An entity given as {"start", "end", "label"}, checked against its text."""
+def parse_entities(values: Sequence[Any], text: str, where: str) -> tuple[Span, ...]:
+    """The entities {"start", "end", "label"} of a text, in their order; no two may overlap."""
+    spans = tuple(sorted(_parse_entity(value, text, where) for value in values))
+    for span, other in pairwise(spans):
+        if other.begin < span.end:
+            raise DataError(
+                f"{where}: two entities overlap, {span.label} from {span.begin} to {span.end} and "
+                f"{other.label} from {other.begin} to {other.end}; keep one of them"
+            )
+    return spans
+
+
+def _parse_entity(value: Any, text: str, where: str) -> Span:
     fits = isinstance(value, dict) and all(type(value.get(key)) is int for key in ("start", "end"))
     if not fits or not isinstance(value.get("label"), str) or not value["label"].strip():
         raise DataError(
@@ -98,26 +110,15 @@ def parse_entity(value: Any, text: str, where: str) -> Span:
     return Span(begin, end, value["label"].strip())
 
 
-def refuse_overlap(spans: tuple[Span, ...], where: str) -> tuple[Span, ...]:
-    """The entities, sorted, if no two overlap."""
-    for one, other in pairwise(spans):
-        if other.begin < one.end:
-            raise DataError(
-                f"{where}: two entities overlap, {one.label} from {one.begin} to {one.end} and "
-                f"{other.label} from {other.begin} to {other.end}; keep one of them"
-            )
-    return spans
-
-
 def _cover_words(spans: tuple[Span, ...], words: Places) -> tuple[Span, ...]:
     """The words that each entity touches; of several entities in one word the first has it."""
-    found, next_word = list[Span](), 0
+    covered, next_word = list[Span](), 0
     for begin, end, label in spans:
-        touched = [place for place in range(next_word, len(words)) if words[place][0] < end and words[place][1] > begin]
+        touched = [word for word in range(next_word, len(words)) if words[word][0] < end and words[word][1] > begin]
         if touched:
-            found.append(Span(touched[0], touched[-1] + 1, label))
+            covered.append(Span(touched[0], touched[-1] + 1, label))
             next_word = touched[-1] + 1
-    return tuple(found)
+    return tuple(covered)
 
 
 def mark_entities(text: str, entities: list[Span]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from clearhead.errors import ConfigError, DataError
 from clearhead.formatting import suggest_name
 from clearhead.tasks.tagging.schemes import detect_scheme, is_tag
-from clearhead.tasks.tagging.sentences import parse_entity, refuse_overlap
+from clearhead.tasks.tagging.sentences import parse_entities
 from clearhead.tasks.tagging.word_splitting import join_words
 from clearhead.text import Row
 from clearhead.text.corpora import check_file, describe_type, read_lines, refuse_line, strip_line_end
@@ -88,8 +88,8 @@ def _read_columns(path: Path, names: list[str] | None) -> Iterator[Row]:
     characters = all(len(line.word) == 1 for sentence in sentences for line in sentence)
     for sentence in sentences:
         text, words = join_words([line.word for line in sentence], characters=characters)
-        known = {"words": words, "tags": [line.tag for line in sentence], "scheme": scheme}
-        yield Row((text, json.dumps(known, ensure_ascii=False)), str(path), sentence[0].number)
+        marked = {"words": words, "tags": [line.tag for line in sentence], "scheme": scheme}
+        yield Row((text, json.dumps(marked, ensure_ascii=False)), str(path), sentence[0].number)
 
 
 def _group_lines(path: Path, names: list[str] | None) -> Iterator[list[_Line]]:
@@ -178,8 +178,7 @@ def _parse_example(path: Path, number: int, example: Any, names: tuple[str, str]
             refuse_line(path, number, f"no {name!r}; {suggest_name(name, example)}")
         if not isinstance(example[name], kind):
             refuse_line(path, number, f"{name!r} must be {wanted}, not {describe_type(example[name])}")
-    text, where = example[names[0]], f"{path}:{number}"
-    spans = sorted(parse_entity(one, text, where) for one in example[names[1]])
-    refuse_overlap(tuple(spans), where)
+    text = example[names[0]]
+    spans = parse_entities(example[names[1]], text, f"{path}:{number}")
     entities = [{"start": span.begin, "end": span.end, "label": span.label} for span in spans]
     return text, json.dumps(entities, ensure_ascii=False)

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from clearhead.attention import Mask
 from clearhead.decode.prepacked_linear import decoding_view
 from clearhead.model import ModelConfig, TokenClassifier
-from clearhead.tasks.finite_scores import check_finite
+from clearhead.tasks.losses import check_finite
 from clearhead.tasks.tagging.linear_chain import Steps
-from clearhead.tasks.tagging.tagging_examples import CASES, WindowTokens
-from clearhead.tasks.text_windows import mask_padding
-from clearhead.text.batches import Ragged, token_batches
+from clearhead.tasks.tagging.sentence_windows import CASES, WindowTokens
+from clearhead.tasks.text_windows import mask_padding, pad_sequences, padded_batches
 
 STEP_SCALE = 10.0  # learned steps are multiplied by this, so that they learn at a higher rate than large matrices
-TOKENS = 1024  # of a batch, pads included: what a CPU's cache holds is computed fastest
+BATCH_TOKENS = 1024  # pads included: what a CPU's cache holds is computed fastest
 
 
 class _Convolution(nn.Module):
@@ -76,20 +75,24 @@ class Tagger(TokenClassifier):
         lengths: Int[Tensor, " batch"] | None = None,
         places: Int[Tensor, "batch chosen"] | None = None,
     ) -> Float[Tensor, "batch _ width"]:
-        """As of an Encoder; `cases` are those of the words that tokens belong to, `lengths` those of texts."""
-        if self.cases is None and not self.convolutions:
-            return super().forward(
-                tokens, vectors=vectors, segments=segments, positions=positions, mask=mask, places=places
-            )
-        embedded = self._embed(tokens, vectors)
+        """Hidden states like Encoder's. `cases`: letter-case class of each token's word. `lengths`: tokens per text."""
+        if self.cases is not None or self.convolutions:
+            vectors, tokens = self._embed_words(self._embed(tokens, vectors), cases, lengths), None
+        return super().forward(
+            tokens, vectors=vectors, segments=segments, positions=positions, mask=mask, places=places
+        )
+
+    def _embed_words(self, vectors: Tensor, cases: Tensor | None, lengths: Tensor | None) -> Tensor:
+        """Embeddings of tokens with the letter case added and the neighbours mixed in."""
         if self.cases is not None and cases is not None:
-            embedded = embedded + self.cases(cases)
+            vectors = vectors + self.cases(cases)
         if self.convolutions:
-            real = None if lengths is None else _real_tokens(embedded, lengths)
-            embedded = self.dropout(embedded)
+            vectors, real = self.dropout(vectors), None
+            if lengths is not None:
+                real = (torch.arange(vectors.shape[1], device=vectors.device) < lengths[:, None])[..., None]
             for convolution in self.convolutions:
-                embedded = convolution(embedded, real)
-        return super().forward(vectors=embedded, segments=segments, positions=positions, mask=mask, places=places)
+                vectors = convolution(vectors, real)
+        return vectors
 
     def encode(
         self,
@@ -104,7 +107,7 @@ class Tagger(TokenClassifier):
     def word_scores(
         self, hidden: Float[Tensor, "batch tokens width"], words: Int[Tensor, "batch words"]
     ) -> Float[Tensor, "batch words labels"]:
-        """Scores of the tags of each word, given by the place of its first piece among the tokens."""
+        """Scores of the tags of each word, given by the position of its first piece among the tokens."""
         return self.label_scores(hidden.gather(1, words[:, :, None].expand(-1, -1, hidden.shape[2])))
 
     def steps(self) -> Steps | None:
@@ -115,40 +118,27 @@ class Tagger(TokenClassifier):
         return Steps(*(STEP_SCALE * part.float() for part in parts))
 
 
-def _real_tokens(
-    vectors: Float[Tensor, "batch tokens width"], lengths: Int[Tensor, " batch"]
-) -> Bool[Tensor, "batch tokens 1"]:
-    return (torch.arange(vectors.shape[1], device=vectors.device) < lengths[:, None])[..., None]
-
-
 def score_words(model: Tagger, sentences: Sequence[Sequence[WindowTokens]], *, pad: int, most: int) -> list[Tensor]:
     """Scores (words, tags) of each sentence, put together from its windows, on the CPU.
 
-    A batch has at most `most` windows, and no more than TOKENS tokens, pads included.
+    A batch has at most `most` windows, and no more than BATCH_TOKENS tokens, pads included.
     """
     windows = [window for sentence in sentences for window in sentence if window.words]
     weight = model.vocabulary.words.weight
     device = weight.device
     if not weight.requires_grad:  # in training they would have to be packed again after every step
         model = decoding_view(model)
-    found: list[Tensor] = [torch.empty(0)] * len(windows)
-    for places in token_batches([len(window.tokens) for window in windows], TOKENS, most):
-        some = [windows[place] for place in places]
-        tokens, lengths = _pad([window.tokens for window in some], pad, device)
-        cases, _ = _pad([window.cases for window in some], 0, device)
-        words, _ = _pad([window.words for window in some], 0, device)
+    scores_of: list[Tensor] = [torch.empty(0)] * len(windows)
+    batches = padded_batches([window.tokens for window in windows], pad, device, tokens=BATCH_TOKENS, most=most)
+    for numbers, tokens, lengths in batches:
+        cases, _ = pad_sequences([windows[number].cases for number in numbers], 0, device)
+        words, _ = pad_sequences([windows[number].words for number in numbers], 0, device)
         mask = mask_padding(tokens, lengths)
         hidden = model(tokens, mask=mask, cases=cases, lengths=None if mask is None else lengths, places=words)
         scores = model.label_scores(hidden).float().cpu()
         check_finite(scores)
-        for place, row, window in zip(places, scores, some, strict=True):
-            found[place] = row[: len(window.words)]
-    parts = iter(found)
+        for number, row in zip(numbers, scores, strict=True):
+            scores_of[number] = row[: len(windows[number].words)]
+    parts = iter(scores_of)
     none = torch.empty(0, model.config.label_count)
     return [torch.cat([none, *(next(parts) for window in sentence if window.words)]) for sentence in sentences]
-
-
-def _pad(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    ragged = Ragged(rows)
-    tokens, lengths = ragged.pad(torch.arange(len(rows)), int(ragged.lengths.max()), fill)
-    return tokens.to(device), lengths.to(device)

@@ -2,23 +2,74 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from clearhead.tasks.answerer import Answerer, Scores
+from clearhead.formatting import escape_control
+from clearhead.tasks.answerer import Answerer, Prediction, Scores
+from clearhead.tasks.metrics import LabelCounts
 from clearhead.tasks.settings import Options
-from clearhead.tasks.tagging.entity_tables import count_tables
-from clearhead.tasks.tagging.sentences import Sentence
-from clearhead.tasks.tagging.tagged_text import TaggedText
+from clearhead.tasks.tagging.linear_chain import ScoredSpan
+from clearhead.tasks.tagging.schemes import Span, tag_order, write_tags
+from clearhead.tasks.tagging.sentences import Sentence, mark_entities
 from clearhead.tasks.tagging.tagger import Tagger, score_words
-from clearhead.tasks.tagging.tagging_examples import WindowTokens
 from clearhead.tasks.tagging.tagging_processor import TaggingProcessor
-from clearhead.tasks.trace import TaskTracer, Trace, note_unknown
+from clearhead.tasks.trace import AnswerPart, TaskTracer, Trace, note_unknown
 
 if TYPE_CHECKING:
     from clearhead.text import Row
+
+
+class Entity(NamedTuple):
+    """An entity of a text: its characters from `start` to `end`, its label and its probability."""
+
+    start: int
+    end: int
+    label: str
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class TaggedText(Prediction):
+    """The entities of a text, in their order; `text` is the input with them in brackets."""
+
+    entities: tuple[Entity, ...] = ()
+    spans: tuple[Span, ...] = ()  # the same by words
+
+    def to_json(self) -> dict[str, Any]:
+        return {"entities": [entity._asdict() for entity in self.entities], "notes": list(self.notes)}
+
+    def split_parts(self, sentence: Sentence, first: int, last: int) -> list[AnswerPart]:
+        """The text from one word up to another, split into its entities and the plain text between them."""
+        if first == last:
+            return []
+        text, done = sentence.text, 0 if first == 0 else sentence.words[first][0]
+        end = len(text) if last == len(sentence.words) else sentence.words[last][0]
+        parts = list[AnswerPart]()
+        for entity in self.entities:
+            if entity.start < end and entity.end > done:
+                begin, until = max(entity.start, done), min(entity.end, end)
+                parts += [AnswerPart(text[done:begin]), AnswerPart(text[begin:until], entity.label, entity.score)]
+                done = until
+        parts.append(AnswerPart(text[done:end]))
+        return [part for part in parts if part.text]
+
+    @classmethod
+    def describe(cls, sentence: Sentence, spans: Sequence[ScoredSpan]) -> TaggedText:
+        """What is in a sentence, by the spans of its words."""
+        exact = [sentence.locate(span) for span, _ in spans]
+        entities = tuple(
+            Entity(*span, sentence.text[span.begin : span.end], scored.probability)
+            for span, scored in zip(exact, spans, strict=True)
+        )
+        notes = () if sentence.words else ("the text has no words",)
+        return cls(mark_entities(sentence.text, exact), notes, entities, tuple(span for span, _ in spans))
 
 
 class TaggingAnswerer(Answerer[TaggingProcessor, Tagger, Sentence, Options]):
@@ -34,40 +85,112 @@ class TaggingAnswerer(Answerer[TaggingProcessor, Tagger, Sentence, Options]):
         return count_tables(sentences, [answer.spans for answer in predictions]).scores()
 
 
-class TaggingTrace(Trace):
-    """A trace with the additional inputs of a tagger."""
-
-    window: WindowTokens
-
-
 class TaggingTracer(TaskTracer[TaggingAnswerer]):
-    def traces(self, given: str, *, answer: str | None, options: Options) -> list[Trace]:
+    def traces(self, request: str, *, answer: str | None, options: Options) -> list[Trace]:
         """A text, read once; a long one once for each window."""
         self.refuse_answer(answer)
         processor = self.answerer.processor
-        sentence = processor.inputs.check(given)
+        sentence = processor.inputs.check(request)
         [prediction] = self.answerer.predict([sentence], options)
         [windows] = processor.encode([sentence])
         words = sentence.word_texts()
         surfaces, traces = processor.encoder.surfaces(words), list[Trace]()
         start, end = processor.tokenizer.pieces([processor.tokenizer.start, processor.tokenizer.end])
-        for tokens in windows:
-            begin, until, first, last = tokens.window
-            inside = [piece for word in surfaces[begin:until] for piece in word]
-            trace = TaggingTrace(
-                {"tokens": tokens.tokens},
-                text=prediction.mark_words(sentence, first, last),
-                notes=[*prediction.notes, *note_unknown(processor.encoder.find_unknown(words[begin:until]))],
-                surfaces={"tokens": [start, *inside, end]},
-                parts=prediction.split_parts(sentence, first, last),
+        for window in windows:
+            begin, until, first, last = window.window
+            parts = prediction.split_parts(sentence, first, last)
+            traces.append(
+                Trace(
+                    {"tokens": window.tokens},
+                    text="".join(part.text if part.score is None else f"[{part.text}]({part.label})" for part in parts),
+                    notes=[*prediction.notes, *note_unknown(processor.encoder.find_unknown(words[begin:until]))],
+                    surfaces={"tokens": [start, *chain(*surfaces[begin:until]), end]},
+                    parts=parts,
+                    features=window.cases,
+                )
             )
-            trace.window = tokens
-            traces.append(trace)
         return traces
 
     def run(self, trace: Trace) -> None:
-        assert isinstance(trace, TaggingTrace)
-        model, window = self.answerer.model, trace.window
+        model = self.answerer.model
         device = model.vocabulary.words.weight.device
-        tokens, cases = (torch.tensor([part], device=device) for part in (window.tokens, window.cases))
+        tokens, cases = (torch.tensor([part], device=device) for part in (trace.reads["tokens"], trace.features))
         model(tokens, cases=cases)
+
+
+class Tables(NamedTuple):
+    """The counts of entities by their labels, and of tags word by word.
+
+    An entity is right if its border and its label are. The counts of tags include "O", as reports of token classifiers
+    do; for entities that is far too friendly a figure.
+    """
+
+    entities: LabelCounts
+    tags: LabelCounts
+
+    def scores(self) -> Scores:
+        """What `evaluate` gives, between 0 and 1."""
+        entities = self.entities.table(self._labels())["micro avg"]
+        tags = self.tags.table(self.tag_names())
+        return {
+            "entity_precision": round(entities.precision, 4),
+            "entity_recall": round(entities.recall, 4),
+            "entity_f1": round(entities.f1, 4),
+            "token_accuracy": round(tags["micro avg"].recall, 4),
+            "token_macro_f1": round(tags["macro avg"].f1, 4),
+            "token_weighted_f1": round(tags["weighted avg"].f1, 4),
+        }
+
+    def format(self) -> str:
+        """Both tables, with a heading each."""
+        tags, entities = format_counts(self.tags, self.tag_names()), format_counts(self.entities, self._labels())
+        return f"Tokens\n\n{tags}\n\nEntities\n\n{entities}"
+
+    def tag_names(self) -> list[str]:
+        """By label, B before I, and "O" last."""
+        return sorted({*self.tags.wanted, *self.tags.predicted}, key=tag_order)
+
+    def _labels(self) -> list[str]:
+        return sorted({*self.entities.wanted, *self.entities.predicted})
+
+
+def format_counts(counts: LabelCounts, names: Sequence[str]) -> str:
+    """The table as seqeval and scikit-learn's classification_report print it, with three digits."""
+    table = {escape_control(name, keep=""): scores for name, scores in counts.table(names).items()}
+    width = max(map(len, table))
+    headers = ("precision", "recall", "f1-score", "support")
+    lines = [" " * (width + 1) + "".join(f" {header:>9}" for header in headers), ""]
+    for name, (*scores, support) in table.items():
+        if len(lines) == len(names) + 2:
+            lines.append("")
+        lines.append(f"{name:>{width}} " + "".join(f" {score:>9.3f}" for score in scores) + f" {support:>9}")
+    return "\n".join(lines)
+
+
+def count_tags(wanted: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> LabelCounts:
+    """Counts of tags, word by word."""
+    right = (
+        tag
+        for tags, others in zip(wanted, predicted, strict=True)
+        for tag, other in zip(tags, others, strict=True)
+        if tag == other
+    )
+    return LabelCounts(Counter(right), Counter(chain(*predicted)), Counter(chain(*wanted)))
+
+
+def count_entities(wanted: Sequence[Sequence[Span]], predicted: Sequence[Sequence[Span]]) -> LabelCounts:
+    """Counts of entities by their labels."""
+    right = (span for spans, others in zip(wanted, predicted, strict=True) for span in {*spans} & {*others})
+    return LabelCounts(*(Counter(span.label for span in spans) for spans in (right, chain(*predicted), chain(*wanted))))
+
+
+def count_tables(sentences: Sequence[Sentence], predicted: Sequence[Sequence[Span]]) -> Tables:
+    """From sentences and the entities (by words) that were predicted in them; tags in the scheme of the data."""
+    exact, tags, wanted = list[list[Span]](), list[list[str]](), list[list[str]]()
+    for sentence, spans in zip(sentences, predicted, strict=True):
+        scheme = "iob2" if sentence.scheme == "iob1" else sentence.scheme
+        exact.append([sentence.locate(span) for span in spans])
+        tags.append(write_tags(spans, len(sentence.words), scheme))
+        wanted.append(sentence.tags(scheme))
+    entities = count_entities([sentence.exact_entities() for sentence in sentences], exact)
+    return Tables(entities, count_tags(wanted, tags))

@@ -10,11 +10,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.tasks.losses import UNCOUNTED, masked_token_loss
-from clearhead.tasks.objective import SMALL, Objective
+from clearhead.tasks.objective import SMALL_CORPUS, Objective
 from clearhead.tasks.tagging.linear_chain import IMPOSSIBLE, Steps, log_partition, sequence_scores
 from clearhead.tasks.tagging.tagger import Tagger
-from clearhead.tasks.tagging.tagging_examples import TaggedWords
-from clearhead.tasks.tagging.tagging_processor import TaggingProcessor
+from clearhead.tasks.tagging.tagging_processor import TaggedWords, TaggingProcessor
 from clearhead.tasks.tagging.tagging_settings import TaggingRecipe
 
 
@@ -25,19 +24,14 @@ class TaggingObjective(Objective[TaggingProcessor, TaggingRecipe, Tagger, Tagged
 
     @classmethod
     def fit(cls, rows: int, *, gpu: bool) -> dict[str, dict[str, Any]]:
-        chosen = super().fit(rows, gpu=gpu)
-        if "train" not in chosen:  # a large model on a GPU
-            return chosen
-        model = {**chosen["model"], "positions": "rotary", "scale_embeddings": False, "dropout": 0.3}
-        steps = 1000 if rows < SMALL else 4000
-        train = {
-            "learning_rate": 2e-3,
-            "warmup": 100,
-            "schedule": "linear",
-            "steps": steps,
-            "evaluate_every": steps // 10,
-        }
-        return {"model": model, "train": {**chosen["train"], **train}}
+        sections = super().fit(rows, gpu=gpu)
+        if "train" not in sections:  # a large model on a GPU
+            return sections
+        sections["model"] |= {"positions": "rotary", "scale_embeddings": False, "dropout": 0.3}
+        steps = 1000 if rows < SMALL_CORPUS else 4000
+        sections["train"] |= {"learning_rate": 2e-3, "warmup": 100, "schedule": "linear"}
+        sections["train"] |= {"steps": steps, "evaluate_every": steps // 10}
+        return sections
 
     def loss(self, model: Tagger, batch: TaggedWords) -> Float[Tensor, ""]:
         share = self.recipe.text.unknown if model.training else 0.0

@@ -5,34 +5,93 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clearhead.errors import CheckpointError, DataError
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import ModelConfig
 from clearhead.tasks.inputs import TextInputs
-from clearhead.tasks.processor import Columns, Files, Processor
-from clearhead.tasks.tagging.entity_decoding import Decoder
-from clearhead.tasks.tagging.evaluation import find_flaws
-from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags, write_tags
+from clearhead.tasks.losses import UNCOUNTED
+from clearhead.tasks.processor import Columns, Examples, Files, Processor, check_sizes
+from clearhead.tasks.settings import validate
+from clearhead.tasks.tagging.linear_chain import Decoder
+from clearhead.tasks.tagging.schemes import list_tags, write_tags
+from clearhead.tasks.tagging.sentence_windows import WindowTokens, WordEncoder, choose_window, make_windows
 from clearhead.tasks.tagging.sentences import Sentence, mark_entities, read_sentence
 from clearhead.tasks.tagging.tagged_files import read_tagged
 from clearhead.tasks.tagging.tagger import Tagger
-from clearhead.tasks.tagging.tagging_examples import (
-    TaggedExamples,
-    TaggedWords,
-    WindowTokens,
-    WordEncoder,
-    choose_window,
-    make_windows,
-)
-from clearhead.tasks.tagging.tagging_settings import TaggingRecipe, check_settings
+from clearhead.tasks.tagging.tagging_settings import TaggerSettings, TaggingRecipe
+from clearhead.text.batches import Batch, Ragged
 from clearhead.text.report import Flaw
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Row, Tokenizer
 
-MOST_LABELS = 500  # BIOES has four tags for each, and a CRF a score for each pair of tags
+MOST_LABELS = 100  # BIOES has four tags for each, and a CRF a score for each pair of tags
+REPAIRED = Flaw(
+    "tag out of sequence, repaired as conlleval reads it", "tags out of sequence, repaired as conlleval reads them"
+)
+MISPLACED = Flaw("entity that begins or ends inside a word", "entities that begin or end inside a word")
+UNSEEN = Flaw(
+    "entity with a label that is not in the training data, counted as missed",
+    "entities with a label that is not in the training data, counted as missed",
+)
+
+
+class TaggedWords(NamedTuple):
+    """A batch: tokens, the first piece of each word to be scored, and the number of its tag (−100 in the padding)."""
+
+    tokens: Tensor
+    lengths: Tensor
+    cases: Tensor
+    words: Tensor
+    word_lengths: Tensor
+    tags: Tensor
+
+
+class TaggedExamples(Examples[TaggedWords]):
+    """Windows of sentences with the tags of their words; `origins` has the number of each window's row."""
+
+    def __init__(
+        self,
+        windows: Sequence[WindowTokens],
+        tags: Sequence[Sequence[int]],
+        rows: Sequence[Row],
+        origins: Sequence[int],
+        pad: int,
+    ) -> None:
+        self.tokens = Ragged([window.tokens for window in windows])
+        self.words = Ragged([window.words for window in windows])
+        self.cases = Ragged([window.cases for window in windows])
+        self.tags, self.rows, self.origins, self.pad = Ragged(tags), rows, origins, pad
+        self.lengths = self.tokens.lengths.numpy()[:, None]
+        self.counts = np.array([len(words) for words in tags], dtype=np.int64)
+
+    def where(self, example: int) -> str:
+        return self.rows[self.origins[example]].where
+
+    def to(self, device: torch.device) -> TaggedExamples:
+        for part in (self.tokens, self.cases, self.words, self.tags):
+            part.to(device)
+        return self
+
+    def collate(self, batch: Batch) -> TaggedWords:
+        rows = torch.from_numpy(batch.examples).to(self.tokens.flat.device, non_blocking=True)
+        size = batch.sizes[0]
+        words = max(1, size - 2)  # one size for each size of tokens: a shape of batches more is a graph more
+        return TaggedWords(
+            *self.tokens.pad(rows, size, self.pad),
+            self.cases.pad(rows, size, 0)[0],
+            *self.words.pad(rows, words, 0),
+            self.tags.pad(rows, words, UNCOUNTED)[0],
+        )
+
+    def fingerprint(self) -> str:
+        return " ".join(part.fingerprint() for part in (self.tokens, self.words, self.tags))
 
 
 class SentenceInputs(TextInputs):
@@ -41,8 +100,8 @@ class SentenceInputs(TextInputs):
     def __init__(self, *, characters: bool, scheme: str | None) -> None:
         self.characters, self.scheme = characters, scheme
 
-    def check(self, given: Any, place: str = "the input") -> Sentence:
-        return Sentence.from_text(super().check(given, place), characters=self.characters)
+    def check(self, value: Any, name: str = "the input") -> Sentence:
+        return Sentence.from_text(super().check(value, name), characters=self.characters)
 
     def of_row(self, row: Row) -> Sentence:
         return read_sentence(row, self.scheme, self.characters)
@@ -58,14 +117,12 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
     default_shape = "tiny"
     inputs: SentenceInputs
 
-    def __init__(self, tokenizer: Tokenizer, config: ModelConfig, settings: Mapping[str, Any]) -> None:
-        self.tokenizer, self.config, self._settings = tokenizer, config, dict(settings)
-        self.labels: list[str] = settings["labels"]  # the tags that the model has scores for
-        self.types = sorted({tag[2:] for tag in self.labels if tag != OUTSIDE})
-        self.window: int = settings["window"]  # pieces that are read together
-        self.inputs = SentenceInputs(characters=settings["characters"], scheme=settings["scheme"])
-        self.decoder = Decoder(self.labels, settings["tags"])
-        self.encoder = WordEncoder(tokenizer, longest=max(1, self.window // 4), unknown=bool(settings["unknown"]))
+    def __init__(self, tokenizer: Tokenizer, config: ModelConfig, stored: TaggerSettings) -> None:
+        self.tokenizer, self.config, self.stored = tokenizer, config, stored
+        self.labels, self.types, self.window = stored.labels, stored.types, stored.window
+        self.inputs = SentenceInputs(characters=stored.characters, scheme=stored.scheme)
+        self.decoder = Decoder(stored.labels, stored.tags)
+        self.encoder = WordEncoder(tokenizer, longest=max(1, self.window // 4), unknown=bool(stored.unknown))
 
     # Data
 
@@ -86,18 +143,18 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
         words = [word for sentence in sentences for word in sentence.word_texts()]
         tokenizer = recipe.text.make_tokenizer(words, start)
         config = cls.make_config(recipe, start, vocabulary=tokenizer.size, labels={"count": len(labels)})
-        settings = {
-            "labels": labels,
-            "tags": recipe.loss.tags,
-            "crf": recipe.loss.crf,
-            "letter_case": recipe.text.letter_case,
-            "convolutions": recipe.text.convolutions,
-            "unknown": recipe.text.unknown,
-            "characters": has_single_characters(sentences),
-            "scheme": recipe.data.scheme,
-            "window": choose_window(recipe.data.longest, config, tokenizer, sentences),
-        }
-        return cls(tokenizer, config, settings)
+        stored = TaggerSettings(
+            labels=labels,
+            tags=recipe.loss.tags,
+            crf=recipe.loss.crf,
+            letter_case=recipe.text.letter_case,
+            convolutions=recipe.text.convolutions,
+            unknown=recipe.text.unknown,
+            characters=has_single_characters(sentences),
+            scheme=recipe.data.scheme,
+            window=choose_window(recipe.data.longest, config, tokenizer, sentences),
+        )
+        return cls(tokenizer, config, stored)
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: TaggingRecipe | None = None) -> TaggedExamples:
         used: list[Row] = []
@@ -121,13 +178,16 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
             windows += parts
             tags += [numbers[part.window.first : part.window.last] for part in parts]
             origins += [origin] * len(parts)
-        return TaggedExamples(windows, tags, self.tokenizer.pad).of(used, origins)
+        return TaggedExamples(windows, tags, used, origins, self.tokenizer.pad)
 
     def row_problem(self, row: Row) -> str | None:
         return None if self.inputs.of_row(row).words else "without a word"
 
     def find_flaws(self, row: Row) -> dict[Flaw, int]:
-        return find_flaws(self.inputs.of_row(row), self.types)
+        sentence = self.inputs.of_row(row)
+        unseen = sum(span.label not in self.types for span in sentence.entities)
+        flaws = {REPAIRED: sentence.repairs, MISPLACED: sentence.misplaced, UNSEEN: unseen}
+        return {flaw: count for flaw, count in flaws.items() if count}
 
     def answer_of(self, row: Row) -> str:
         sentence = self.inputs.of_row(row)
@@ -137,40 +197,34 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
         """The windows of each sentence; all their words are encoded in one call."""
         encoded = iter(self.encoder.encode([word for sentence in sentences for word in sentence.word_texts()]))
         ends = self.tokenizer.start, self.tokenizer.end
-        windows = []
-        for sentence in sentences:
-            words = list(islice(encoded, len(sentence.words)))
-            windows.append(make_windows(words, size=self.window, ends=ends))
-        return windows
+        return [
+            make_windows(list(islice(encoded, len(sentence.words))), size=self.window, ends=ends)
+            for sentence in sentences
+        ]
 
     # Model
 
     def build(self) -> Tagger:
-        crf, cases, convolutions = (self._settings[key] for key in ("crf", "letter_case", "convolutions"))
-        return Tagger(self.config, crf=crf, cases=cases, convolutions=convolutions)
+        stored = self.stored
+        return Tagger(self.config, crf=stored.crf, cases=stored.letter_case, convolutions=stored.convolutions)
 
     # Model folder
 
     @property
     def settings(self) -> dict[str, Any]:
-        return dict(self._settings)
-
-    def save(self, folder: Path) -> None:
-        self.tokenizer.save(folder)
+        return self.stored.model_dump()
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> TaggingProcessor:
         from clearhead.text import Tokenizer
 
+        try:
+            stored = validate(TaggerSettings, settings)
+        except ConfigError as error:
+            raise CheckpointError(f"the settings of {folder} are damaged: {error}") from None
         tokenizer = Tokenizer.load(folder)
-        check_settings(folder, settings)
-        tags = len(settings["labels"])
-        if (tags, tokenizer.size) != (config.label_count, config.vocabulary):
-            raise CheckpointError(
-                f"{folder} has {tags} tags and {tokenizer.size} tokens, but its model {config.label_count} and "
-                f"{config.vocabulary}; copy the folder again"
-            )
-        return cls(tokenizer, config, settings)
+        check_sizes(folder, tags=(len(stored.labels), config.label_count), tokens=(tokenizer.size, config.vocabulary))
+        return cls(tokenizer, config, stored)
 
 
 def collect_types(sentences: Sequence[Sentence], rows: Sequence[Row]) -> list[str]:

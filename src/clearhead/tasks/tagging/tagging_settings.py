@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from clearhead.errors import CheckpointError
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
 from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags
+
+FileScheme = Literal["iob1", "iob2", "bioes", "bmes"]
+ModelScheme = Literal["bioes", "iob2"]
 
 
 class TaggingData(Data):
     longest: int = Field(256, ge=16)  # pieces that are read together; longer sentences are read in windows
-    scheme: Literal["iob1", "iob2", "bioes", "bmes"] | None = None  # of the tags in files; None: as each file looks
+    scheme: FileScheme | None = None  # of the tags in files; None: as each file looks
 
 
 class TaggingText(Text):
@@ -26,7 +26,7 @@ class TaggingText(Text):
 
 
 class TaggingLoss(Section):
-    tags: Literal["bioes", "iob2"] = "bioes"  # what the model predicts for each word, whatever the files have
+    tags: ModelScheme = "bioes"  # what the model predicts for each word, whatever the files have
     crf: bool = True  # scores of steps from tag to tag are learned, and whole sequences are
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     # Pieces that text.unknown hides in training are also predicted, as in masked language models; weight of that loss.
@@ -52,26 +52,26 @@ class TaggingRecipe(TaskRecipe):
         return self
 
 
-def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Refuses a model folder whose settings are not those of a tagger."""
-    kinds: dict[str, Any] = {
-        "labels": list,
-        "tags": str,
-        "crf": bool,
-        "letter_case": bool,
-        "convolutions": int,
-        "unknown": (int, float),
-        "characters": bool,
-        "scheme": (str, type(None)),
-        "window": int,
-    }
-    wrong = [key for key, kind in kinds.items() if key not in settings or not isinstance(settings[key], kind)]
-    if not wrong and settings["tags"] not in ("bioes", "iob2"):
-        wrong = ["tags"]
-    if not wrong:
-        tags = [tag for tag in settings["labels"] if isinstance(tag, str)]
-        types = {tag[2:] for tag in tags if tag != OUTSIDE}
-        if not types or sorted(tags) != sorted(list_tags(sorted(types), settings["tags"])):
-            wrong = ["labels"]
-    if wrong:
-        raise CheckpointError(f"the settings of {folder} are damaged: {', '.join(wrong)} missing or wrong")
+class TaggerSettings(Section):
+    """The settings that a model folder keeps."""
+
+    labels: list[str]  # the tags that the model has scores for
+    tags: ModelScheme
+    crf: bool
+    letter_case: bool
+    convolutions: int
+    unknown: float
+    characters: bool  # every character is a word
+    scheme: FileScheme | None
+    window: int  # pieces that are read together
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> TaggerSettings:
+        if not self.types or sorted(self.labels) != sorted(list_tags(self.types, self.tags)):
+            raise ValueError("labels: not the tags of any entities")
+        return self
+
+    @property
+    def types(self) -> list[str]:
+        """The labels of entities."""
+        return sorted({tag[2:] for tag in self.labels if tag != OUTSIDE})

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.tasks.answerer import Baseline
-from clearhead.tasks.tagging.entity_tables import count_tables
-from clearhead.tasks.tagging.evaluation import count_confusions, tag_by_frequency
-from clearhead.tasks.tagging.tagged_text import TaggedText
-from clearhead.tasks.tagging.tagging_answerer import TaggingAnswerer, TaggingTracer
+from clearhead.tasks.metrics import count_confusions
+from clearhead.tasks.tagging.schemes import OUTSIDE, Span, read_tags
+from clearhead.tasks.tagging.sentences import Sentence
+from clearhead.tasks.tagging.tagging_answerer import TaggedText, TaggingAnswerer, TaggingTracer, count_tables
 from clearhead.tasks.tagging.tagging_objective import TaggingObjective
 from clearhead.tasks.tagging.tagging_processor import TaggingProcessor
 from clearhead.tasks.tagging.tagging_settings import TaggingRecipe
@@ -34,14 +36,35 @@ def report_entities(processor: TaggingProcessor, rows: Sequence[Row], prediction
 def count_word_confusions(
     processor: TaggingProcessor, rows: Sequence[Row], predictions: Sequence[TaggedText]
 ) -> tuple[list[str], NDArray[np.int64]]:
+    """How often a word in an entity of one label was given another; "O" is outside of all."""
     sentences = [processor.inputs.of_row(row) for row in rows]
-    return count_confusions(sentences, [answer.spans for answer in predictions])
+    wanted = list(chain(*(_word_labels(sentence.entities, len(sentence.words)) for sentence in sentences)))
+    spans = zip(predictions, sentences, strict=True)
+    predicted = list(chain(*(_word_labels(answer.spans, len(sentence.words)) for answer, sentence in spans)))
+    return count_confusions(wanted, predicted, [*sorted({*wanted, *predicted} - {OUTSIDE}), OUTSIDE])
+
+
+def _word_labels(spans: Iterable[Span], words: int) -> list[str]:
+    labels = [OUTSIDE] * words
+    for begin, end, label in spans:
+        labels[begin:end] = [label] * (end - begin)
+    return labels
 
 
 def score_frequent_tags(processor: TaggingProcessor, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
     sentences = [processor.inputs.of_row(row) for row in rows]
     predicted = tag_by_frequency(map(processor.inputs.of_row, train), sentences)
     return Baseline("the most frequent tag of each word", count_tables(sentences, predicted).scores())
+
+
+def tag_by_frequency(train: Iterable[Sentence], sentences: Iterable[Sentence]) -> list[list[Span]]:
+    """Entities by the tag that each word has most often in the training data; O for words that are not there."""
+    seen: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for sentence in train:
+        for word, tag in zip(sentence.word_texts(), sentence.tags("iob2"), strict=True):
+            seen[word][tag] += 1
+    likeliest = {word: min(tags, key=lambda tag: (-tags[tag], tag)) for word, tags in seen.items()}
+    return [read_tags([likeliest.get(word, OUTSIDE) for word in sentence.word_texts()]) for sentence in sentences]
 
 
 TASK = Task(

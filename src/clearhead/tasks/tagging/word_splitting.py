@@ -19,8 +19,8 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-LONGEST = 100  # characters of a word; longer ones are cut, so that each fits into a model's window
-KEPT = {**{mark: mark for mark in "-._&@#,:'"}, "’": "'", "‐": "-", "‑": "-", "\u200d": "z"}
+LONGEST_WORD = 100  # characters; longer words are cut, so that each fits into a model's window
+PUNCTUATION = {**{mark: mark for mark in "-._&@#,:'"}, "’": "'", "‐": "-", "‑": "-", "\u200d": "z"}
 # Hiragana, Katakana, Bopomofo and Han; then Thai, Lao, Khmer, Myanmar. As text/hf_tokenizers.py has them.
 UNSPACED = re.compile(
     "[\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3038-\u303c\u3041-\u312f\u31a0-\u31bf\u31f0-\u31ff"
@@ -36,8 +36,8 @@ class _Kinds(dict[int, str]):
     def __missing__(self, code: int) -> str:
         mark = chr(code)
         category = unicodedata.category(mark)
-        if mark in KEPT:
-            kind = KEPT[mark]
+        if mark in PUNCTUATION:
+            kind = PUNCTUATION[mark]
         elif mark.isspace() or category in ("Cc", "Cs"):
             kind = "s"
         elif category[0] == "M":
@@ -76,10 +76,10 @@ def find_words(text: str, *, characters: bool = False) -> list[tuple[int, int]]:
     >>> [text[begin:end] for begin, end in find_words(text)]
     ['Germany', "'s", 'U.S.', 'envoy', '（', '王', '小', '明', '）', 'paid', '$', '1,000', '.']
     """
-    found = (CHARACTERS if characters else WORDS).finditer(text.translate(KINDS))
     spans: list[tuple[int, int]] = []
-    for begin, end in (match.span() for match in found):
-        spans += [(cut, min(cut + LONGEST, end)) for cut in range(begin, end, LONGEST)]
+    for match in (CHARACTERS if characters else WORDS).finditer(text.translate(KINDS)):
+        begin, end = match.span()
+        spans += [(cut, min(cut + LONGEST_WORD, end)) for cut in range(begin, end, LONGEST_WORD)]
     return spans
 
 
@@ -92,15 +92,13 @@ def join_words(words: Sequence[str], *, characters: bool = False) -> tuple[str, 
     ('Li 说： ok !', [(0, 2), (3, 4), (4, 5), (6, 8), (9, 10)])
     """
     spans: list[tuple[int, int]] = []
-    text, place = list[str](), 0
+    text = ""
     for number, word in enumerate(words):
         if number and not characters and not (_is_wide(words[number - 1][-1]) and _is_wide(word[0])):
-            text.append(" ")
-            place += 1
-        text.append(word)
-        spans.append((place, place + len(word)))
-        place += len(word)
-    return "".join(text), spans
+            text += " "
+        spans.append((len(text), len(text) + len(word)))
+        text += word
+    return text, spans
 
 
 def _is_wide(mark: str) -> bool:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 import os
-import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +35,6 @@ class KernelInputs:
     logsumexp: Float[Tensor, "batch heads rows"] | None  # of the measured queries, if the job has it
     sizes: tuple[int, ...]  # heads, heads that share a key head, queries, keys, rows, first row, step, offset
     constants: dict[str, Any]
-    described: dict[tuple[int, ...], tuple[TensorArgument, TensorArgument]] = field(default_factory=dict)
 
     @classmethod
     def of_job(cls, job: MeasureJob) -> KernelInputs:
@@ -74,28 +71,23 @@ class KernelInputs:
         # tf32 alone would cost 13 bits of float32; three products of it cost none that matter
         return {"PRECISION": "tf32x3" if self.q.dtype == torch.float32 else "ieee", "CAST": is_interpreted()}
 
-    def describe(self, shape: TileShape) -> tuple[TensorArgument, TensorArgument]:
-        """q and k as kernel arguments for tiles of this shape."""
-        if shape[:2] not in self.described:
-            width = self.constants["WIDTH"]
-            places = place_tensor(self.q, shape.queries, width), place_tensor(self.k, shape.keys, width)
-            self.described[shape[:2]] = places
-        return self.described[shape[:2]]
-
-    def product_arguments(self, shape: TileShape) -> tuple[Any, ...]:
-        """The first arguments of the kernels with tiles of this shape: q, k, mask and bias."""
-        q, k = self.describe(shape)
-        return (q.source, q.offsets, k.source, k.offsets, self.mask.arguments, self.bias)
+    def place_tiles(self, shape: TileShape) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The first arguments of the kernels with tiles of this shape (q, k, mask and bias), and their constants."""
+        width = self.constants["WIDTH"]
+        q, k = place_tensor(self.q, shape.queries, width), place_tensor(self.k, shape.keys, width)
+        arguments = (q.source, q.offsets, k.source, k.offsets, self.mask.arguments, self.bias)
+        tile = {"BM": shape.queries, "BN": shape.keys, "TMA_Q": q.described, "TMA_K": k.described}
+        return arguments, shape.options | tile | self.product_constants | self.constants
 
     def count_programs(self, tiles: int) -> tuple[int]:
-        """The launch grid for so many tiles of each head and sample."""
+        """The launch grid for this number of tiles of each head and sample."""
         return (tiles * self.q.shape[0] * self.q.shape[1],)
 
 
 class KernelOutputs:
     """The tensors that the kernels write: results, and what one kernel leaves for the next."""
 
-    def __init__(self, job: MeasureJob, *, received_in_row_pass: bool) -> None:
+    def __init__(self, job: MeasureJob) -> None:
         (batch, heads, _, keys), rows, device = job.call.sizes, len(job.rows), job.call.q.device
         shape, dtype = (batch, heads, rows), torch.float32
         per_query = torch.empty(9 if job.top else 11, *shape, dtype=dtype, device=device).unbind()
@@ -110,14 +102,12 @@ class KernelOutputs:
             self.candidates[..., 0] = 0
         self.top_keys = torch.empty(*shape, max(job.top, 1), dtype=torch.int32, device=device)
         self.top_weights = torch.empty(*shape, job.top, dtype=dtype, device=device)
-        # Tiles add to the map, and in the Hopper row pass to `received`; the column pass writes that once.
         high, wide = job.blocks
         pixels = (-(-rows // high), -(-keys // wide)) if high else (0, 0)
         self.map = (torch.zeros if high else torch.empty)(batch, heads, *pixels, dtype=dtype, device=device)
         self.received: Tensor | None = None
         if job.received:
-            allocate = torch.zeros if received_in_row_pass else torch.empty
-            self.received = allocate(batch, heads, keys, dtype=dtype, device=device)
+            self.received = torch.empty(batch, heads, keys, dtype=dtype, device=device)
         self.span_mass: Tensor | None = None
         if job.spans:
             self.span_mass = torch.empty(*shape, len(job.spans), dtype=dtype, device=device)
@@ -195,17 +185,12 @@ def place_tensor(x: Float[Tensor, "batch heads tokens d"], rows: int, width: int
 
     What fits into one tile is passed as a pointer: making a descriptor takes longer than reading it.
     """
-    descriptor = describe_tensor(x, rows, width) if x.shape[2] > rows else None
+    descriptor = _describe_tensor(x, rows, width) if x.shape[2] > rows else None
     return descriptor or TensorArgument(x, x.stride(), False)
 
 
-def describe_tensor(
-    x: Float[Tensor, "batch heads tokens d"], rows: int, width: int, *, for_gluon: bool = False
-) -> TensorArgument | None:
-    """A tensor as a TMA descriptor; None where its strides do not allow one, or a tile would run into the next head.
-
-    A descriptor for Gluon includes the layout of tiles in shared memory.
-    """
+def _describe_tensor(x: Float[Tensor, "batch heads tokens d"], rows: int, width: int) -> TensorArgument | None:
+    """A tensor as a TMA descriptor; None where its strides do not allow one, or a tile would run into the next head."""
     if not has_tensor_memory_access(x.device):
         return None
     batch, heads, tokens, d = x.shape
@@ -220,15 +205,10 @@ def describe_tensor(
         offsets, columns = (by_sample // by_row, 0, by_head), (heads - 1) * by_head + d
     else:
         return None
-    length = (batch - 1) * offsets[0] + (heads - 1) * offsets[1] + tokens
-    tiles = (x, [length, columns], [by_row, 1], [rows, width])
-    if for_gluon:
-        from triton.experimental.gluon.nvidia import hopper
-
-        return TensorArgument(hopper.TensorDescriptor(*tiles, _layout((rows, width))), offsets, True)
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorArgument(TensorDescriptor(*tiles), offsets, True)
+    length = (batch - 1) * offsets[0] + (heads - 1) * offsets[1] + tokens
+    return TensorArgument(TensorDescriptor(x, [length, columns], [by_row, 1], [rows, width]), offsets, True)
 
 
 def has_tensor_memory_access(device: torch.device) -> bool:
@@ -240,42 +220,3 @@ def has_tensor_memory_access(device: torch.device) -> bool:
 def get_capability(device: torch.device) -> tuple[int, int]:
     """The compute capability of a GPU."""
     return torch.cuda.get_device_capability(device)
-
-
-@functools.cache
-def _layout(tile: tuple[int, int]) -> Any:
-    """The layout of a half-precision tile in shared memory."""
-    from triton.experimental.gluon import language as gl
-
-    return gl.NVMMASharedLayout.get_default_for(list(tile), gl.bfloat16)
-
-
-def has_warpgroups(device: torch.device) -> bool:
-    """Whether the GPU multiplies by warpgroups, as only Hopper does, and Triton has a Gluon that has not failed."""
-    if is_interpreted() or device.type != "cuda" or get_capability(device)[0] != 9:
-        return False
-    return not _failures and importlib.util.find_spec("triton.experimental.gluon") is not None
-
-
-def is_gluon_failure(error: Exception) -> bool:
-    """Whether Gluon failed to compile our kernel; if so, warns, and it is not tried again.
-
-    Gluon changes from release to release; the kernels in Triton give the same results, a little slower.
-    """
-    from triton.compiler.errors import CompilationError
-    from triton.runtime.errors import OutOfResources, PTXASError
-
-    failures = (CompilationError, OutOfResources, PTXASError, ImportError, AttributeError, TypeError)
-    if not isinstance(error, failures) and "PassManager" not in str(error):
-        return False
-    _failures.append(error)
-    warnings.warn(
-        f"the lens uses its slower kernels: this version of Triton could not compile the one for Hopper "
-        f"({type(error).__name__}: {str(error)[:200]})",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    return True
-
-
-_failures: list[Exception] = []

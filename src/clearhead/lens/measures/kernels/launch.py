@@ -8,7 +8,7 @@ computes what keys receive, and finds candidates for the top keys. Only the numb
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,16 +20,11 @@ from clearhead.lens.measures.kernels.kernel_tensors import (
     LOG2E,
     KernelInputs,
     KernelOutputs,
-    TensorArgument,
-    describe_tensor,
     get_capability,
-    has_warpgroups,
-    is_gluon_failure,
     is_interpreted,
     padded_width,
 )
 from clearhead.lens.measures.kernels.tile_shapes import (
-    CONSUMER_ROWS,
     TileShape,
     TileShapes,
     choose_shapes,
@@ -75,28 +70,18 @@ def run(job: MeasureJob, shapes: TileShapes | None = None) -> Measures:
         job = job.start_at_first_row()
     with torch.cuda.device_of(job.call.q):
         inputs = KernelInputs.of_job(job)
-        shapes = choose_job_shapes(job) if shapes is None else shapes
-        hopper = plan_hopper_pass(job, inputs, shapes)
-        outputs = KernelOutputs(job, received_in_row_pass=hopper is not None and hopper.received)
-        if hopper is None:
-            launch_row_pass(job, inputs, outputs, shapes.rows)
-        else:
-            try:
-                launch_hopper_row_pass(job, inputs, outputs, hopper)
-            except Exception as error:
-                if not is_gluon_failure(error):
-                    raise
-                return run(job, shapes)
-        received = job.received and (hopper is None or not hopper.received)
-        if received or job.top or (job.logsumexp is None and job.blocks[0]):
+        shapes = _choose_job_shapes(job) if shapes is None else shapes
+        outputs = KernelOutputs(job)
+        launch_row_pass(job, inputs, outputs, shapes.rows)
+        if job.received or job.top or (job.logsumexp is None and job.blocks[0]):
             launch_column_pass(job, inputs, outputs, shapes)
-        launch_selection(job, inputs, outputs, shapes, shapes.rows if hopper is None else hopper.shape)
+        launch_selection(job, inputs, outputs, shapes)
         if outputs.span_mass is not None:
             launch_span_pass(job, inputs, outputs.log2sumexp, outputs.span_mass, shapes.rows)
         return outputs.to_measures(job)
 
 
-def choose_job_shapes(job: MeasureJob) -> TileShapes:
+def _choose_job_shapes(job: MeasureJob) -> TileShapes:
     """The tuned tile shapes for a job."""
     call, rows = job.call, len(job.rows)
     plain = call.bias is None and call.softcap is None
@@ -104,59 +89,15 @@ def choose_job_shapes(job: MeasureJob) -> TileShapes:
     return choose_shapes(width, itemsize, rows, call.k.shape[2], job.blocks[1], job.top, plain)
 
 
-class HopperPass(NamedTuple):
-    """The arguments of the row pass in Gluon, where it applies."""
-
-    q: TensorArgument
-    k: TensorArgument
-    shape: TileShape
-    received: bool  # whether it also sums up what keys receive, so that no column pass is needed
-
-
-def plan_hopper_pass(job: MeasureJob, inputs: KernelInputs, shapes: TileShapes) -> HopperPass | None:
-    """The Hopper row pass for a job, or None where `hopper_row_pass` does not apply."""
-    received = job.received and not job.top  # candidates for top keys need the column pass anyway
-    shape = shapes.hopper_received if received else shapes.hopper
-    q, k = inputs.q, inputs.k
-    if shape is None or job.logsumexp is None or not has_warpgroups(q.device):
-        return None
-    if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[3] not in (64, 128):
-        return None
-    tiles = ((q, CONSUMER_ROWS), (k, shape.keys))
-    queries, keys = (describe_tensor(x, rows, q.shape[3], for_gluon=True) for x, rows in tiles)
-    return None if queries is None or keys is None else HopperPass(queries, keys, shape, received)
-
-
-def launch_hopper_row_pass(job: MeasureJob, inputs: KernelInputs, outputs: KernelOutputs, hopper: HopperPass) -> None:
-    from clearhead.lens.measures.kernels.hopper_row_pass import scan_rows
-
-    q, k, shape, received = hopper
-    plan = mask_plan.plan_rows(job.call.mask, job.call.sizes[2:], job.rows, job.offset, shape[:2], inputs.q.device)
-    scan_rows[inputs.count_programs(-(-len(job.rows) // shape.queries))](
-        *(q.source, q.offsets, k.source, k.offsets, inputs.mask.arguments, *plan, inputs.scales, inputs.logsumexp),
-        *(inputs.scales if outputs.received is None else outputs.received, outputs.row_pass),
-        *(*_map_arguments(job, inputs, outputs), *inputs.sizes),
-        **{name: inputs.constants[name] for name in ("D", "TERMS", "BOUNDS", "DOCUMENTS", "DENSE")},
-        TOP=job.top,
-        CLASSES=count_classes(job.top),
-        RECEIVED=received,
-        BN=shape.keys,
-        STAGES=shape.stages,
-        CONSUMERS=shape.queries // CONSUMER_ROWS,
-        REGISTERS=shape.registers,
-        num_warps=shape.warps,
-        **_map_constants(job, shape, filled=True),
-    )
-
-
 def launch_row_pass(job: MeasureJob, inputs: KernelInputs, outputs: KernelOutputs, shape: TileShape) -> None:
     from clearhead.lens.measures.kernels.row_pass import scan_rows
 
     call, logsumexp = job.call, inputs.logsumexp
     plan = mask_plan.plan_rows(call.mask, call.sizes[2:], job.rows, job.offset, shape[:2], inputs.q.device)
+    arguments, constants = inputs.place_tiles(shape)
     sinks = inputs.scales if call.sinks is None else call.sinks.detach().double().mul(LOG2E).float()
     scan_rows[inputs.count_programs(-(-len(job.rows) // shape.queries))](
-        *(*inputs.product_arguments(shape), *plan, inputs.scales, inputs.cap),
+        *(*arguments, *plan, inputs.scales, inputs.cap),
         *(sinks, inputs.scales if logsumexp is None else logsumexp, outputs.row_pass),
         *(*_map_arguments(job, inputs, outputs), *inputs.sizes),
         SINKS=call.sinks is not None,
@@ -164,7 +105,7 @@ def launch_row_pass(job: MeasureJob, inputs: KernelInputs, outputs: KernelOutput
         TOP=job.top,
         CLASSES=count_classes(job.top),
         **_map_constants(job, shape, filled=logsumexp is not None),
-        **_tile_constants(inputs, shape),
+        **constants,
     )
 
 
@@ -173,9 +114,10 @@ def launch_column_pass(job: MeasureJob, inputs: KernelInputs, outputs: KernelOut
 
     shape, sizes = shapes.candidates if job.top else shapes.columns, job.call.sizes[2:]
     plan = mask_plan.plan_columns(job.call.mask, sizes, job.rows, shape[:2], inputs.q.device)
+    arguments, constants = inputs.place_tiles(shape)
     candidates = (outputs.threshold, outputs.first_key if outputs.candidates is None else outputs.candidates)
     scan_columns[inputs.count_programs(-(-sizes[1] // shape.keys))](
-        *(*inputs.product_arguments(shape), *plan, inputs.scales, inputs.cap),
+        *(*arguments, *plan, inputs.scales, inputs.cap),
         *(outputs.log2sumexp, inputs.scales if outputs.received is None else outputs.received, candidates),
         *(*_map_arguments(job, inputs, outputs), *inputs.sizes),
         WARPS=min(shape.warps, shape.queries // 16),
@@ -183,7 +125,7 @@ def launch_column_pass(job: MeasureJob, inputs: KernelInputs, outputs: KernelOut
         COLLECT=job.top > 0,
         SLOTS=count_slots(job.top),
         **_map_constants(job, shape, filled=job.logsumexp is None),
-        **_tile_constants(inputs, shape),
+        **constants,
     )
 
 
@@ -197,17 +139,16 @@ def launch_span_pass(
     spans = mask_plan.cache_on_device(
         ("spans", edges), device, lambda: torch.tensor(edges, dtype=torch.int32, device=device)
     )
+    arguments, constants = inputs.place_tiles(shape)
     sum_spans[inputs.count_programs(-(-len(job.rows) // shape.queries) * len(edges))](
-        *(*inputs.product_arguments(shape), spans, inputs.scales, inputs.cap),
+        *(*arguments, spans, inputs.scales, inputs.cap),
         *(log2sumexp, span_mass, len(edges), *inputs.sizes),
-        **_tile_constants(inputs, shape),
+        **constants,
     )
 
 
-def launch_selection(
-    job: MeasureJob, inputs: KernelInputs, outputs: KernelOutputs, shapes: TileShapes, row_tile: TileShape
-) -> None:
-    """Selects the first and the top keys; `row_tile` is the tile in which the row pass found the best key."""
+def launch_selection(job: MeasureJob, inputs: KernelInputs, outputs: KernelOutputs, shapes: TileShapes) -> None:
+    """Selects the first and the top keys among the candidates of the passes."""
     from clearhead.lens.measures.kernels.key_selection import select_from_all_keys, select_top_keys
 
     q, k = inputs.q, inputs.k
@@ -223,7 +164,7 @@ def launch_selection(
     select_top_keys[inputs.count_programs(-(-len(job.rows) // shape.queries))](
         *arguments,
         BM=shape.queries,
-        BN=(shapes.candidates if job.top else row_tile).keys,
+        BN=(shapes.candidates if job.top else shapes.rows).keys,
         CLASSES=count_classes(job.top),
         GIVEN=inputs.logsumexp is not None,
         **shape.options,
@@ -240,12 +181,6 @@ def launch_selection(
             **inputs.product_constants,
             **constants,
         )
-
-
-def _tile_constants(inputs: KernelInputs, shape: TileShape) -> dict[str, Any]:
-    q, k = inputs.describe(shape)
-    tile = {"BM": shape.queries, "BN": shape.keys, "TMA_Q": q.described, "TMA_K": k.described}
-    return shape.options | tile | inputs.product_constants | inputs.constants
 
 
 def _map_arguments(job: MeasureJob, inputs: KernelInputs, outputs: KernelOutputs) -> tuple[Tensor | int, ...]:

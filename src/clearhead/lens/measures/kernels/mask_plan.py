@@ -274,11 +274,7 @@ def _classify_tiles(
 
 
 def _find_longest_run(marked: Tensor) -> tuple[Tensor, Tensor]:
-    """First and end of the longest run of marks in each row.
-
-    >>> _find_longest_run(torch.tensor([[True, False, True, True], [False, False, False, False]]))
-    (tensor([2, 1]), tensor([4, 1]))
-    """
+    """First and end of the longest run of marks in each row."""
     number = torch.arange(marked.shape[-1], device=marked.device)
     gap = torch.where(marked, -1, number).cummax(-1).values
     length, last = (number - gap).max(-1)
@@ -299,12 +295,7 @@ def _pack_plan(visible: Tensor, first: Tensor, end: Tensor, hole: Tensor, hole_e
 
 
 def cache_on_device(key: Hashable, device: torch.device, make: Callable[[], Any]) -> Any:
-    """What `make` returned the first time; one entry per CUDA stream, since other streams would not wait for it.
-
-    >>> cpu = torch.device("cpu")
-    >>> cache_on_device("a row", cpu, lambda: [1]) is cache_on_device("a row", cpu, lambda: [1])
-    True
-    """
+    """What `make` returned the first time; one entry per CUDA stream, since other streams would not wait for it."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     full_key = (key, device, stream)
     value = _cached.get(full_key)

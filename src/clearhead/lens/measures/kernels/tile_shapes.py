@@ -33,30 +33,22 @@ class TileShapes(NamedTuple):
     candidates: TileShape  # of the column pass, if it collects candidates for the top keys
     selection: TileShape  # its tiles have no keys
     selection_from_all: TileShape
-    hopper: TileShape | None = None  # of the Hopper row pass: the warps are those of one consumer
-    hopper_received: TileShape | None = None  # the same, if it also sums up `received`
 
 
-def _use_for_all_passes(shape: TileShape, *others: TileShape) -> TileShapes:
-    return TileShapes(shape, shape, shape, *others)
-
-
-CONSUMER_ROWS = 64  # queries of one consumer warpgroup of the Hopper row pass
-HOPPER = TileShape(3 * CONSUMER_ROWS, 128, 4, 3, 160), TileShape(2 * CONSUMER_ROWS, 128, 4, 4, 232)
+def _use_for_all_passes(shape: TileShape, selection: TileShape, selection_from_all: TileShape) -> TileShapes:
+    return TileShapes(shape, shape, shape, selection, selection_from_all)
 
 
 # By the bytes of a row of q and k, rounded up: the first that is wide enough.
 HALF: dict[int, TileShapes] = {
     64: _use_for_all_passes(TileShape(128, 128, 8, 3, 128), TileShape(8, 0, 1, 1), TileShape(64, 64, 4, 1)),
-    128: _use_for_all_passes(TileShape(128, 128, 8, 3, 128), TileShape(8, 0, 1, 1), TileShape(64, 64, 4, 1), *HOPPER),
+    128: _use_for_all_passes(TileShape(128, 128, 8, 3, 128), TileShape(8, 0, 1, 1), TileShape(64, 64, 4, 1)),
     256: TileShapes(
         rows=TileShape(128, 128, 4, 2),
         columns=TileShape(64, 128, 4, 2, 128),
         candidates=TileShape(64, 128, 4, 2, 128),
         selection=TileShape(8, 0, 1, 1),
         selection_from_all=TileShape(16, 256, 4, 2),
-        hopper=HOPPER[0],
-        hopper_received=HOPPER[1],
     ),
     512: _use_for_all_passes(TileShape(64, 64, 4, 2), TileShape(4, 0, 1, 1), TileShape(32, 32, 4, 1)),
 }
@@ -85,10 +77,8 @@ def choose_shapes(
         columns = min(shape.keys, max(count_classes(top), next_power_of_two(keys)), narrow)
         return TileShape(queries, columns, shape.warps, shape.stages, shape.registers if plain else None)
 
-    fills_tiles = rows > 2 * CONSUMER_ROWS and keys > 64 and narrow >= 128
-    hopper = tuned[5:] if plain and fills_tiles else ()
-    rows_shape, columns, candidates = (fitting(shape) for shape in tuned[:3])
-    return TileShapes(rows_shape, columns, candidates, tuned.selection, tuned.selection_from_all, *hopper)
+    rows_shape, columns, candidates = map(fitting, tuned[:3])
+    return TileShapes(rows_shape, columns, candidates, tuned.selection, tuned.selection_from_all)
 
 
 def count_classes(top: int) -> int:
@@ -102,9 +92,5 @@ def count_slots(top: int) -> int:
 
 
 def next_power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n.
-
-    >>> next_power_of_two(5), next_power_of_two(8)
-    (8, 8)
-    """
+    """The smallest power of two that is at least n: 8 for 5 and for 8."""
     return 1 << max(n - 1, 0).bit_length()
