@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -185,7 +185,9 @@ class LanguageProcessor(DocumentProcessor[LanguageModelRecipe, PackedRows]):
         return {**{name: getattr(self, name) for name in names}, "decode": self.decode.model_dump()}
 
     @classmethod
-    def prepare(cls, rows: Sequence[Row], recipe: LanguageModelRecipe, start: Pretrained | None = None) -> Self:
+    def prepare(
+        cls, rows: Sequence[Row], recipe: LanguageModelRecipe, start: Pretrained | None = None
+    ) -> LanguageProcessor:
         tokenizer = recipe.text.make_tokenizer((row.values[0] for row in rows), start)
         config = cls.make_config(recipe, start, vocabulary=tokenizer.size)
         processor = cls(tokenizer, config, context=recipe.data.longest, documents=recipe.data.documents)
@@ -251,7 +253,7 @@ class LanguageProcessor(DocumentProcessor[LanguageModelRecipe, PackedRows]):
         self.tokenizer.save(folder)
 
     @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> LanguageProcessor:
         tokenizer, values = Tokenizer.load(folder), dict(settings)
         values.pop("objective", None)  # of pre-training
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -31,6 +31,10 @@ from clearhead.tasks.text_windows import window_size
 from clearhead.tasks.trace import TaskTracer, Trace
 from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch, BatchPlan
+
+if TYPE_CHECKING:
+    from typing import Self
+
 
 SAMPLES = 3  # texts that are filled at each evaluation, to be shown
 BATCH_TOKENS = 8192  # of a batch that is scored, pads included

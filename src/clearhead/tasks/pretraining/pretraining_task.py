@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -156,7 +156,7 @@ class DenoisingProcessor(HidingProcessor[Pairs], TextToTextProcessor[Pretraining
         return DenoisingExamples(windows, used, self.source, self.masking, 0 if recipe is None else recipe.seed)
 
     @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> DenoisingProcessor:
         processor = super().load(folder, config, settings)
         processor.decode = cls.read_decode(folder, settings.get("decode", {}))
         return processor

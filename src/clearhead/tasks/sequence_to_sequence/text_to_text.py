@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +36,10 @@ from clearhead.tasks.text_windows import pad_sequences
 from clearhead.tasks.trace import Trace
 from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch, Ragged
+
+if TYPE_CHECKING:
+    from typing import Self
+
 
 EMPTY = "with an empty side"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from pydantic import Field
 
@@ -86,7 +86,7 @@ class SummaryProcessor(PairProcessor[SummaryRecipe]):
         return {**super().settings, "longest_text": self.longest_text}
 
     @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> SummaryProcessor:
         values = dict(settings)
         longest = values.pop("longest_text", 0)
         processor = super().load(folder, config, values)
