@@ -14,7 +14,7 @@ from clearhead.model import EncoderDecoder
 from clearhead.predictor import Predictor
 from clearhead.tasks.segmentation import has_loop
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText
-from clearhead.tasks.sequence_to_sequence.search import PartNumber, Search
+from clearhead.tasks.sequence_to_sequence.search import PartNumber
 from clearhead.tasks.sequence_to_sequence.text_to_text import PairExamples
 from clearhead.tasks.translation import (
     TASK,
@@ -335,7 +335,7 @@ def test_an_answer_that_loops_is_written_anew(translator):
     (love,) = processor.target.encode("love")
     model = spoiled(processor, translator.model, love, processor.target.end)
     for beams in (1, 3):
-        request = TranslationGeneration(processor, model, Search(beams, 1, 1, 0.0))
+        request = TranslationGeneration(processor, model, options(beams=beams, batch=1, length_penalty=0.0))
         (found,) = request.search_parts([processor.source.encode("我看书")], request.search, [[]], [PartNumber(0)])
         looping = has_loop(found[0].tokens)
         answerer = TranslationAnswerer(processor, model)

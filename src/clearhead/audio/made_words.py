@@ -100,7 +100,7 @@ def _sound_of(letter: str, pitch: float, speed: float, chance: np.random.Generat
     return faded
 
 
-def _loudness(formants: Sequence[float], frequencies: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+def _loudness(formants: Sequence[int], frequencies: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """The loudness of these frequencies: two peaks, and a little of everything."""
     peaks = [np.exp(-(((frequencies - centre) / 180) ** 2)) for centre in formants]
     loudness: NDArray[np.float64] = peaks[0] + 0.7 * peaks[1] + 0.01
