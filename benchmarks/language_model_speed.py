@@ -21,8 +21,7 @@ from clearhead.text import Report as DataReport
 from clearhead.text import Row
 from clearhead.text.batches import BatchPlan
 from clearhead.train.data import read_training_rows
-from clearhead.train.parallel import select_attention_kernels
-from clearhead.train.processes import Processes
+from clearhead.train.processes import Processes, select_attention_kernels
 from clearhead.train.recipe import Recipe, read_recipe
 from clearhead.train.updater import Updater
 from peers.nanogpt_loop import Size, make_step

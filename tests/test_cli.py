@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clearhead import cli, shipped
-from clearhead.cli.stdin import READ_AHEAD
+from clearhead.cli.program import READ_AHEAD
 from clearhead.errors import TrainingError
 from clearhead.formatting import format_bytes
 from clearhead.tasks import TASKS
@@ -372,25 +372,6 @@ def test_what_is_shipped_is_listed(model: Path, tmp_path: Path, monkeypatch: pyt
     ]
 
 
-@pytest.mark.parametrize(
-    ("card", "shown"),
-    [
-        ("The weights themselves are under Apache-2.0, as clearhead is.", "Apache-2.0 (see README.md)"),
-        ("| licence | CC0, all of it |", "CC0, all of it (see README.md)"),
-        ("Nothing of it.", "see README.md"),
-    ],
-)
-def test_a_licence_that_the_card_tells_is_shown_in_its_words(
-    model: Path, monkeypatch: pytest.MonkeyPatch, card: str, shown: str
-) -> None:
-    (model / "recipe.toml").write_text('licence = "see README.md"\n')
-    (model / "README.md").write_text(f"# a model\n\nThe data are under other licences.\n\n{card}\n")
-    monkeypatch.setattr(shipped, "models", lambda: ["mine"])
-    monkeypatch.setattr(shipped, "model", lambda _: model)
-    (line,) = [line for line in run("models").out.splitlines() if line.startswith("mine")]
-    assert line.endswith(f"same 12.5  {shown}")
-
-
 def test_the_licence_of_the_shipped_translator_is_told() -> None:
     (line,) = [line for line in run("models").out.splitlines() if line.startswith("zh-en ")]
     assert line.endswith("Apache-2.0 for the weights, as clearhead (see README.md)"), "the first sentence of many"
@@ -566,7 +547,7 @@ def test_a_closed_input_is_refused_where_it_is_needed(
 
 
 def test_a_file_never_gets_the_number_of_a_closed_stream() -> None:
-    code = "import os; from clearhead.cli.output import prepare_streams; prepare_streams(); "
+    code = "import os; from clearhead.cli.program import prepare_streams; prepare_streams(); "
     code += "os._exit(os.open(os.devnull, os.O_RDONLY))"
     closed = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
     assert subprocess.run(closed).returncode > 2

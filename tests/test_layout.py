@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "decode": MODEL,
     "tasks": MODEL | {"text", "images", "audio", "decode"},
     "train": TASKS | {"lens", "adapter_folder", "model_folder", "shipped"},
-    "shipped": set(),
+    "shipped": {"errors", "formatting"},
     "adapter_folder": MODEL | {"shipped"},
     "model_folder": TASKS | {"lens", "shipped", "adapter_folder"},
     "predictor": TASKS | {"lens", "model_folder", "shipped"},

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from clearhead import cli
-from clearhead.cli.startup import SPINS, WAIT_POLICY, limit_spinning
+from clearhead.cli.program import SPINS, WAIT_POLICY, limit_spinning
 from clearhead.tasks import TASKS
 from tests.echoing import ECHO, write_echo
 

@@ -76,7 +76,7 @@ _HOMES = {
     "train": "Moment Observer run_training",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-_EXTRA = {"explore", "predictor", "tasks", "train"}  # homes that need more than the core's packages
+_EXTRA = {"explore", "predictor", "tasks", "text", "train"}  # homes that need optional packages
 
 
 def _has_extras() -> bool:

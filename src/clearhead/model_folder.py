@@ -36,7 +36,7 @@ from clearhead.text.corpora import SKIP
 
 FORMAT, ADAPTER_FORMAT = 1, 2  # of a model; of an adapter, which earlier versions cannot read
 CONFIG, WEIGHTS, METRICS, CARD, RECIPE = "config.json", "model.safetensors", "metrics.json", "README.md", "recipe.toml"
-FIELDS = {"task": str, "architecture": str, "model": dict, "settings": dict, "weights": str}
+FIELDS = {"task": str, "model": dict, "settings": dict, "weights": str}
 
 
 def write(
@@ -55,18 +55,12 @@ def write(
 
     With an `adapter` only its tensors are stored, not those of the model, which has them merged.
     """
-    with empty_weights():
-        kind = type(processor.build())
-    if type(model) is not kind:
-        raise ConfigError(
-            f"{task.name} stores a model of class {kind.__name__}, got {type(model).__name__}; unwrap it first"
-        )
     tensors = pack_weights(model, weights) if adapter is None else pack_tensors(adapter[1], weights)
     config = {
         "format": FORMAT if adapter is None else ADAPTER_FORMAT,
         "clearhead": sys.modules["clearhead"].__version__,
         "task": task.name,
-        "architecture": kind.__name__,
+        "architecture": type(model).__name__,
         "model": processor.config.to_dict(),
         "weights": weights,
         "settings": processor.settings,
@@ -151,11 +145,6 @@ class ModelFolder:
                 model = cast(Model, processor.build())
         except (RuntimeError, TypeError, ConfigError) as error:
             raise CheckpointError(f"{self.path / CONFIG} describes no possible model ({error})") from error
-        if self.config["architecture"] != type(model).__name__:
-            raise CheckpointError(
-                f"{self.path / CONFIG} says architecture = {self.config['architecture']!r}, but {self.task.name} is a "
-                f"task for {type(model).__name__}"
-            )
         adapter = self.adapter
         if adapter is None and base is not None:
             raise ConfigError(f"{self.path} is a whole model, not an adapter: it needs no base")

@@ -62,8 +62,12 @@ def find_model(path_or_name: str | Path) -> Path:
     if path.exists() and (trained or shipped_model is None):
         return path
     if shipped_model is None:
-        problem = _describe_unknown(name.removeprefix(SHIPPED), shipped.models(), "model")
-        raise CheckpointError(f"there is no folder {name!r}, and {problem}")
+        wanted, names = name.removeprefix(SHIPPED), shipped.models()
+        what = f"the shipped ones are {', '.join(names)}" if names else "none are shipped"
+        hint = suggest_name(wanted, names, otherwise="")
+        raise CheckpointError(
+            f"there is no folder {name!r}, and no shipped model is called {wanted!r}; {what}{hint and '; '}{hint}"
+        )
     return shipped_model
 
 
@@ -166,15 +170,13 @@ class Predictor:
         """The rows of a file, or of examples that are given."""
         if not isinstance(data, DATA):
             return self._make_rows(data, columns)
-        if columns is None and self._shares_columns(data):
-            columns = self.columns
-        return list(self.processor.read(_locate(data), columns, self.processor.documents))
-
-    def _shares_columns(self, data: str | Path | Mapping[str, str | Path]) -> bool:
-        """Whether the columns of the training files hold for this file, too; a plain text of documents has none."""
-        if isinstance(data, Mapping) or str(data).startswith(SHIPPED):
-            return False
-        return self.processor.documents is None or not is_plain_text(Path(data))
+        documents = self.processor.documents
+        if isinstance(data, str) and data.startswith(SHIPPED):
+            data = shipped.corpus(data.removeprefix(SHIPPED))
+        elif columns is None and not isinstance(data, Mapping):
+            # Its columns are those of the training files; a plain text of documents has none.
+            columns = self.columns if documents is None or not is_plain_text(Path(data)) else None
+        return list(self.processor.read(data, columns, documents))
 
     def _check_inputs(self, inputs: Any) -> list[Any]:
         if not isinstance(inputs, Iterable) or isinstance(inputs, (bytes, Mapping)):
@@ -300,22 +302,6 @@ def describe_answer(tracer: Tracer, trace: Trace, scores: Float[Tensor, "tokens 
     losses = -log_probs_written[written >= 0, 0]
     about.loss = float(losses.mean()) if len(losses) else None
     return about
-
-
-def _locate(data: str | Path | Mapping[str, str | Path]) -> str | Path | Mapping[str, str | Path]:
-    if not isinstance(data, str) or not data.startswith(SHIPPED):
-        return data
-    name = data.removeprefix(SHIPPED)
-    corpus = shipped.corpus(name)
-    if corpus is None:
-        raise ConfigError(_describe_unknown(name, shipped.corpora(), "corpus"))
-    return corpus
-
-
-def _describe_unknown(name: str, names: Sequence[str], kind: str) -> str:
-    what = f"the shipped ones are {', '.join(names)}" if names else "none are shipped"
-    hint = suggest_name(name, names, otherwise="")
-    return f"no shipped {kind} is called {name!r}; {what}{hint and '; '}{hint}"
 
 
 def _option_names(function: Callable[..., Any]) -> list[str]:

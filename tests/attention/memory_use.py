@@ -55,7 +55,7 @@ def main() -> None:
         tokens = LONG_ON_GPU
         runs = {(name, tokens): run for name, run in (cases(tokens, True) | slow_cases(tokens)).items()}
     else:
-        tiled.TILE = 2**18  # so that what O(n) memory needs is small against a square of booleans
+        tiled.TILE_SCORES = 2**18  # so that what O(n) memory needs is small against a square of booleans
         runs = {(name, SHORT): run for name, run in (cases(SHORT, True) | slow_cases(SHORT)).items()}
         runs |= {("causal, left padding", LONG): cases(LONG, False)["causal, left padding"]}
         runs |= {("window", LONG): cases(LONG, True)["window"]}

@@ -46,7 +46,7 @@ def test_a_seed_repeats_what_is_dropped(backend, device):
 
 def test_the_backward_pass_drops_what_the_forward_pass_dropped(device, monkeypatch):
     """Derivatives check out numerically when each evaluation has the same seed: so both passes have one mask."""
-    monkeypatch.setattr(tiled, "TILE", 1)  # blocks of 16 queries: two of them
+    monkeypatch.setattr(tiled, "TILE_SCORES", 1)  # blocks of 16 queries: two of them
 
     def run(*tensors: Tensor) -> Tensor:
         torch.manual_seed(3)

@@ -20,8 +20,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 def small_tiles():
     """Blocks of 16 queries and 5 keys, so that small inputs have several and the seams are tested."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiled, "TILE", 1)
-        patch.setattr(tiled, "BLOCK", 5)
+        patch.setattr(tiled, "TILE_SCORES", 1)
+        patch.setattr(tiled, "BLOCK_KEYS", 5)
         yield
 
 

@@ -92,8 +92,6 @@ def test_rotary_rows_and_columns_are_those_of_one_axis():
 def test_rotary_grids_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match="head_dim must be divisible by 4, got 6"):
         AxialRotary(6, columns=2)
-    with pytest.raises(ConfigError, match="at least one column, got 0"):
-        AxialRotary(8, columns=0)
     with pytest.raises(ConfigError, match="head_dim must be divisible by 4"):
         Encoder(config_of(heads=4, patch_positions="rotary"))
 
@@ -136,7 +134,7 @@ def test_the_decoder_of_a_picture_keeps_its_own_positions():
 
 def test_tokens_for_an_encoder_of_pictures_are_refused():
     for encode in (Encoder(config_of()), EncoderDecoder(config_of()).encode):
-        with pytest.raises(ShapeError, match=r"takes pictures \(patch_size=5\), not tokens"):
+        with pytest.raises(ShapeError, match=r"takes pictures, not tokens"):
             encode(torch.tensor([[1, 2, 3]]))
     with pytest.raises(ShapeError, match="no effect in a model with learned patch positions"):
         Encoder(config_of())(vectors=torch.randn(1, 2, WIDTH), positions=torch.arange(2))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clearhead import shipped
+from clearhead.errors import ConfigError
 from clearhead.text import read
 
 ROOT = Path(__file__).parents[2]
@@ -21,9 +22,10 @@ def test_corpora_are_found_by_name_and_unknown_names_are_not():
     found = shipped.corpus("tatoeba-zh-en.dev")
     assert found is not None
     assert found.name == "tatoeba-zh-en.dev.tsv.gz"
-    for find in (shipped.corpus, shipped.recipe, shipped.model):
-        for name in ("", ".", "..", "no such", "../corpora/tatoeba-zh-en.dev", "*"):
-            assert find(name) is None
+    for name in ("", ".", "..", "no such", "../corpora/tatoeba-zh-en.dev", "*"):
+        assert shipped.recipe(name) is shipped.model(name) is None
+        with pytest.raises(ConfigError, match="no shipped corpus is called"):
+            shipped.corpus(name)
 
 
 def test_every_listed_name_is_found():

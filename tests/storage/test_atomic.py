@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.errors import CheckpointError, ConfigError, DiskFullError
-from clearhead.storage import atomic, atomic_file, atomic_folder, locks, verify_checksums
+from clearhead.storage import atomic, atomic_file, atomic_folder, verify_checksums
 from tests.storage.killed_save import FILE_POINTS, FOLDER_POINTS
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def test_what_dead_processes_left_is_removed_and_what_live_ones_write_is_not(tmp
 
 
 def test_without_locks_only_old_leftovers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "fcntl", None)
+    monkeypatch.setattr(atomic, "fcntl", None)
     old, young = tmp_path / ".a.tmp-clearhead-1", tmp_path / ".b.tmp-clearhead-2"
     old.mkdir()
     young.mkdir()
@@ -290,19 +290,19 @@ def test_a_kill_while_a_folder_is_replaced_leaves_the_old_or_the_new(tmp_path, m
 
 def test_a_lock_on_a_folder_that_was_replaced_meanwhile_is_refused(tmp_path, monkeypatch):
     old, new = make_pair(tmp_path)
-    lock = locks.lock_folder
+    lock = atomic.lock_folder
 
     def replace_first(folder: Path) -> int | None:
         found = lock(folder)
         atomic.replace_folder(new, old)
         return found
 
-    monkeypatch.setattr(locks, "lock_folder", replace_first)
-    with pytest.raises(ConfigError, match=r"replaced .* meanwhile; try again"), locks.hold_lock(old):
+    monkeypatch.setattr(atomic, "lock_folder", replace_first)
+    with pytest.raises(ConfigError, match=r"replaced .* meanwhile; try again"), atomic.hold_lock(old):
         pass
 
 
 def test_a_folder_that_stays_locked_is_named(tmp_path):
     refused = pytest.raises(ConfigError, match="another process is changing")
-    with locks.hold_lock(tmp_path), refused, locks.hold_lock(tmp_path, patience=0.1):
+    with atomic.hold_lock(tmp_path), refused, atomic.hold_lock(tmp_path, patience=0.1):
         pass

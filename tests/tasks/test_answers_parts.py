@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.tasks.answers.answer_finder import rank_intents, rank_pairs
+from clearhead.tasks.answers.answer_finder import AnswerFinder
 from clearhead.tasks.answers.answer_index import AnswerIndex, Entry
 from clearhead.tasks.answers.answer_objective import (
     OUT_OF_SCOPE,
@@ -21,7 +21,7 @@ from clearhead.tasks.answers.answer_objective import (
     uniform_loss,
 )
 from clearhead.tasks.answers.answer_processor import PairExamples
-from clearhead.tasks.answers.answer_settings import AnswerPrediction, Match
+from clearhead.tasks.answers.answer_settings import AnswerPrediction, AnswersSection, Match
 from clearhead.tasks.answers.answers_task import score_bm25, score_tf_idf, split_words
 from clearhead.tasks.answers.out_of_scope import Calibration, Gaussians, area_under_curve
 from clearhead.tasks.answers.question_answerer import make_report, score_answers
@@ -132,6 +132,7 @@ def test_a_batch_of_pairs_is_what_one_writes_down_by_hand():
     texts = {"first": [1, 8, 8, 8, 2], "second": [1, 9, 2]}
     examples = PairExamples([[1, 5, 2], [1, 6, 6, 2], [1, 2]], [1, OUT_OF_SCOPE, 0], texts, rows(3), pad=0, negatives=1)
     assert examples.lengths.tolist() == [[3, 3], [4, 1], [2, 5]]
+    examples.negatives = torch.tensor([[1], [0], [1]])
     batch = examples.collate(Batch(np.array([2, 1]), (4, 5)))
     assert batch.tokens.tolist() == [[1, 2, 0, 0], [1, 6, 6, 2]]
     assert batch.answer_tokens.tolist() == [[1, 8, 8, 8, 2], [0, 0, 0, 0, 0]]
@@ -224,18 +225,24 @@ def test_the_best_detector_on_dev_is_kept_and_rejects_the_stated_share():
 # ranking
 
 
+def finder(index: AnswerIndex, neighbours: int = 10) -> AnswerFinder:
+    made = AnswerFinder([], index.vectors.shape[1], AnswersSection(neighbours=neighbours), 0.05)
+    made.index = index
+    return made
+
+
 def test_labels_that_were_removed_are_not_found_and_added_questions_have_a_vote():
     vectors = unit([1, 0, 0], [0, 1, 0], [0, 0.9, 0.1]).float().numpy()
     entries = [Entry(0, "zero", "a"), Entry(2, "two", "b"), Entry(2, "two", "c")]
     index = AnswerIndex.empty(3).extend(entries, vectors)
     scores = torch.tensor([[1.0, 9.0, 2.0], [1.0, 9.0, 2.0]])
     asked = unit([1, 0, 0], [0, 0, 1]).float()
-    before = rank_intents(scores, asked, index, None, temperature=1.0, neighbours=3, best=5)
+    before = finder(index, neighbours=3).rank(asked, scores, best=5, temperature=1.0)
     assert before.ids[:, :2].tolist() == [[2, 0], [2, 0]], "label 1 is gone"
     assert before.scores[0, :2] == pytest.approx(torch.tensor([2.0, 1.0]).softmax(0).numpy())
     assert before.evidence["neighbours"].shape == (2,)
     more = index.extend([Entry(7, "seven", "d", added=True)], unit([0, 0, 1]).float().numpy())
-    after = rank_intents(scores, asked, more, None, temperature=1.0, neighbours=4, best=5)
+    after = finder(more, neighbours=4).rank(asked, scores, best=5, temperature=1.0)
     assert after.ids[1, 0] == 7
     assert after.scores[1, 0] > 0.99
     assert after.ids[0, 0] == 2, "far from the added question the classifier decides"
@@ -247,10 +254,10 @@ def test_an_answer_of_a_pair_is_as_similar_as_the_nearest_of_its_vectors():
     vectors = unit([1, 0], [0, 1], [1, 1]).float().numpy()
     entries = [Entry(0, "zero", None), Entry(1, "one", None), Entry(1, "one", "a question")]
     index = AnswerIndex.empty(2).extend(entries, vectors)
-    found = rank_pairs(unit([0.6, 0.8]).float(), index, None, temperature=0.05, best=4)
+    found = finder(index).rank(unit([0.6, 0.8]).float(), None, best=4, temperature=1.0)
     assert found.ids.tolist() == [[1, 0, -1, -1]]
     assert found.scores[0, :2] == pytest.approx([1.4 / 2**0.5, 0.6], abs=1e-6)
-    empty = rank_pairs(unit([1, 0]).float(), AnswerIndex.empty(2), None, temperature=0.05, best=3)
+    empty = finder(AnswerIndex.empty(2)).rank(unit([1, 0]).float(), None, best=3, temperature=1.0)
     assert empty.ids.tolist() == [[-1, -1, -1]]
 
 

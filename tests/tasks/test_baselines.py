@@ -18,7 +18,6 @@ from clearhead.tasks.answerer import Baseline
 from clearhead.tasks.answers.answer_processor import AnswerProcessor
 from clearhead.tasks.baselines import TfidfBaseline
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
-from clearhead.tasks.classification.classifier_settings import LabelColumn
 from clearhead.train import run_training
 from clearhead.train.data import find_contradictions, find_repeated, read_training_rows
 from clearhead.train.finished_model import compare_with_baseline
@@ -151,9 +150,8 @@ def test_inputs_with_answers_that_exclude_each_other_are_found(run):
     processor = clearhead.load(run, device="cpu").processor
     [contradiction] = find_contradictions(processor, train)
     assert [row.line for row in contradiction] == [1, 4, 5]
-    many = ClassifierProcessor(
-        processor.tokenizer, processor.labels, processor.config, column=LabelColumn(multi_label=True)
-    )
+    several = processor.stored.model_copy(update={"multi_label": True})
+    many = ClassifierProcessor(processor.tokenizer, processor.config, several)
     assert find_contradictions(many, rows_of([("a", "x,y"), ("a", "y, x"), ("b", "x"), ("b", "")]))[0][0].line == 3
     questions = rows_of([("why?", "so"), ("why?", "no"), ("who?", ""), ("who?", "me"), ("how?", "so"), ("how?", "so ")])
     for kind, lines in (("intents", [[1, 2], [3, 4]]), ("pairs", [[3, 4]])):

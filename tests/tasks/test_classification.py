@@ -389,10 +389,10 @@ def test_the_loss_is_the_cross_entropy_by_hand_and_smoothed_in_training_alone():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, "have no list of labels: None"),
-        ({"labels": "abc"}, "have no list of labels: 'abc'"),
-        ({"labels": ["a", 2, "c"]}, "have no list of labels"),
-        ({"labels": ["a", "b"]}, "has 2 labels and .* its model 3 and"),
+        ({}, "are damaged: labels, thresholds: are missing"),
+        ({"labels": "abc", "thresholds": []}, "are damaged: labels: should be a valid list, got 'abc'"),
+        ({"labels": ["a", 2, "c"], "thresholds": []}, r"are damaged: labels\.1: should be a valid string, got 2"),
+        ({"labels": ["a", "b"], "thresholds": []}, "has 2 labels and .* its model 3 and"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(tmp_path, settings, said):

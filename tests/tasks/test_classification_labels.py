@@ -103,8 +103,8 @@ def test_its_scores_are_those_of_scikit_learn(tagger, many):
 
 def test_thresholds_and_temperature_are_saved_with_the_model(tagger, many):
     stored = json.loads((many / "model" / "config.json").read_text())["settings"]
-    assert stored["thresholds"] == tagger.processor.thresholds
-    assert stored["temperature"] == tagger.processor.temperature != 1.0
+    assert stored["thresholds"] == tagger.processor.stored.thresholds
+    assert stored["temperature"] == tagger.processor.stored.temperature != 1.0
     assert len(stored["thresholds"]) == 3
     metrics = json.loads((many / "model" / "metrics.json").read_text())
     assert "macro_f1" in metrics["baseline"]
@@ -290,12 +290,12 @@ def test_calibration_divides_the_scores_of_the_model_and_undoes_itself_in_the_re
     objective.calibrate(model, [], rows)
     after = answerer.predict([row.values[0] for row in rows], LabelOptions())
     assert [one.label for one in before] == [one.label for one in after]
-    assert processor.temperature > 1
+    assert processor.stored.temperature > 1
     scores = answerer.score(rows, after, LabelOptions())
-    shares, temperature = np.array([list(one.scores.values()) for one in before]), processor.temperature
+    shares, temperature = np.array([list(one.scores.values()) for one in before]), processor.stored.temperature
     wanted = shares ** (1 / temperature) / (shares ** (1 / temperature)).sum(1, keepdims=True)
     assert np.allclose([list(one.scores.values()) for one in after], wanted)
-    processor.temperature = 1.0
+    processor.store(temperature=1.0)
     assert answerer.score(rows, before, LabelOptions())["calibration_error"] == scores["calibration_error_before"]
 
 

@@ -279,7 +279,7 @@ def test_a_missing_file_is_noticed_at_once_and_near_names_are_given(write, tmp_p
         read(tmp_path / "tran.tsv", NAMES)
     with pytest.raises(DataError, match=r"no file .*zzz\.tsv$"):
         read(tmp_path / "zzz.tsv", NAMES)
-    with pytest.raises(DataError, match=r"no file .*x\.tsv: there is no folder .*nowhere"):
+    with pytest.raises(DataError, match=r"no file .*nowhere.x\.tsv$"):
         read(tmp_path / "nowhere" / "x.tsv", NAMES)
     with pytest.raises(DataError, match=r"is a folder, a file is needed; it contains train\.tsv"):
         read(tmp_path, NAMES)

@@ -17,8 +17,8 @@ from clearhead import shipped
 from clearhead.errors import CheckpointError, ClearheadError, ConfigError, DataError, PackageError
 from clearhead.text import Tokenizer, read
 from clearhead.text.chinese import PAIRS, VARIANTS
+from clearhead.text.hf_tokenizers import _make_deterministic
 from clearhead.text.tokenizer import KINDS
-from clearhead.text.vocabulary_training import _make_deterministic
 
 FIXED = 3 + 256
 ODD = [
@@ -309,11 +309,6 @@ def test_a_tokenizer_travels_to_other_processes(tokenizer):
     assert same.encode_all(corpus()[:50]) == tokenizer.encode_all(corpus()[:50])
 
 
-def test_importing_text_brings_neither_library():
-    code = "import sys, clearhead.text; print(*({'tokenizers', 'opencc'} & set(sys.modules)))"
-    assert printed(code) == ([""], "")
-
-
 @pytest.mark.parametrize("name", ["tokenizer", "source-tokenizer"])
 def test_a_saved_tokenizer_loads_as_it_was(tokenizer, tmp_path, name):
     tokenizer.save(tmp_path, name)
@@ -402,11 +397,6 @@ def test_missing_packages_are_named_with_the_remedy(monkeypatch):
     with pytest.raises(PackageError, match=r"needs the package opencc.*pip install 'clearhead\[train\]'"):
         Tokenizer.train(["我"], script="simplified")
     Tokenizer.train(["我"])
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    monkeypatch.delitem(sys.modules, "clearhead.text.hf_tokenizers")
-    monkeypatch.delattr("clearhead.text.hf_tokenizers")
-    with pytest.raises(PackageError, match=r"needs the package tokenizers.*pip install 'clearhead\[train\]'"):
-        Tokenizer.train(["我"])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model_folder import ModelFolder, merge
 from clearhead.tasks.pretrained import Pretrained
 from clearhead.train import run_training
-from clearhead.train.observers import LossPlot
 from clearhead.train.recipe import check_recipe
 from clearhead.train.starting_weights import read_pretrained
 from tests.tasks.test_classification import labelled
@@ -46,11 +45,6 @@ heads_every = 0
 {more}
 """
 LORA = ("train.lora_rank=3", "train.lora_alpha=6", 'train.lora_on=["attention", "feedforward"]')
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LossPlot, "close", lambda self: None)
 
 
 @pytest.fixture(scope="module")

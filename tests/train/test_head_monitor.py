@@ -16,9 +16,16 @@ from clearhead.lens.analysis.repeated_tokens import score_repeated_tokens
 from clearhead.tasks.language_model.language_processor import PackedExamples
 from clearhead.text.packed_documents import PackedDocuments
 from clearhead.train import head_monitor
-from clearhead.train.head_monitor import HeadMonitor, HeadState, choose_equal_lengths, measure_heads
-from clearhead.train.head_plots import HeadLog, read_role_histories
+from clearhead.train.head_monitor import (
+    HeadLog,
+    HeadMonitor,
+    HeadState,
+    choose_equal_lengths,
+    measure_heads,
+    read_role_histories,
+)
 from clearhead.train.processes import Processes
+from tests.train.conftest import drawing
 from tests.train.corpus import write_recipe
 from tests.train.test_observers import scalars
 
@@ -123,9 +130,10 @@ def test_examples_of_one_length_are_chosen_near_the_usual_one():
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("heads")
     recipe = write_recipe(base, train="steps = 7\nheads_every = 3")
-    return clearhead.train.run_training(
-        str(recipe), out=base / "run", device="cpu", overrides=["train.tensorboard=true"]
-    )
+    with drawing():
+        return clearhead.train.run_training(
+            str(recipe), out=base / "run", device="cpu", overrides=["train.tensorboard=true"]
+        )
 
 
 def lines_of(run: Path) -> list[dict]:
@@ -228,5 +236,6 @@ def test_roles_are_drawn_below_the_loss_from_the_step_where_they_appear(tmp_path
     for line in heads:
         line["heads"]["decoder.0.self"] |= {name: values * 2 for name, values in without.items()}
     (tmp_path / "heads.jsonl").write_text("".join(json.dumps(line) + "\n" for line in heads))
-    HeadLog(tmp_path, 400).close()
+    with drawing():
+        HeadLog(tmp_path, 400).close()
     assert (tmp_path / "roles.png").read_bytes().startswith(b"\x89PNG")

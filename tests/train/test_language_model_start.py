@@ -17,7 +17,6 @@ import clearhead
 from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch
 from clearhead.train import run_training
-from clearhead.train.observers import LossPlot
 from clearhead.train.starting_weights import read_pretrained
 from tests.model.checkpoints import GPT2, LLAMA, assert_same, shaken
 from tests.train.corpus import write_corpus
@@ -61,11 +60,6 @@ heads_every = 0
 [decode]
 beam = 1
 """
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LossPlot, "close", lambda self: None)
 
 
 def make_tokenizer(kind: str, folder: Path) -> None:

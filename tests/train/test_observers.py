@@ -12,7 +12,7 @@ import torch
 from clearhead.errors import DiskFullError, TrainingError
 from clearhead.model import EncoderDecoder
 from clearhead.train import run_training
-from clearhead.train.head_plots import draw_heads
+from clearhead.train.head_monitor import draw_heads
 from clearhead.train.observers import (
     LossPlot,
     MetricsLog,
@@ -22,6 +22,7 @@ from clearhead.train.observers import (
     Sample,
     TensorBoardLog,
 )
+from tests.train.conftest import drawing
 from tests.train.corpus import write_recipe
 
 
@@ -50,7 +51,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listener, s
     recipe = write_recipe(base, train="steps = 12\ntensorboard = true")
     (base / "[bold]train.tsv").write_text((base / "train.tsv").read_text() + "\t\n")
     listener = Listener()
-    with pytest.MonkeyPatch.context() as patch, (base / "printed").open("w") as printed:
+    with drawing(), pytest.MonkeyPatch.context() as patch, (base / "printed").open("w") as printed:
         patch.setattr(sys, "stderr", printed)
         change = 'data.train="[bold]train.tsv"'
         out = run_training(str(recipe), overrides=[change], out=base / "run", device="cpu", observers=[listener])
@@ -110,13 +111,15 @@ def test_the_curve_is_a_png(watched):
 def test_a_curve_is_drawn_from_what_there_is(tmp_path, dev):
     journal = MetricsLog(tmp_path, 0)
     curve = LossPlot(tmp_path, "loss" if dev is None else "bleu")
-    curve.close()
+    with drawing():
+        curve.close()
     assert not (tmp_path / "loss.png").exists(), "there is nothing to draw"
     journal.logged(moment(1, loss=3.0))
     if dev is not None:
         journal.evaluated(moment(1, **dev))
     journal.close()
-    curve.close()
+    with drawing():
+        curve.close()
     assert (tmp_path / "loss.png").stat().st_size > 5000
 
 
@@ -330,7 +333,7 @@ def test_a_full_disk_names_the_picture_that_was_drawn(tmp_path, monkeypatch):
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 1.0}\n')
-    with pytest.raises(DiskFullError, match=r"the disk is full: .*/loss\.png needs"):
+    with pytest.raises(DiskFullError, match=r"the disk is full: .*/loss\.png needs"), drawing():
         LossPlot(tmp_path, "loss").close()
     state = {"entropy": [0.5], "sink": [0.5], "strength": [0.5]}
     with pytest.raises(DiskFullError, match=r"the disk is full: .*/heads\.png needs"):

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from clearhead.errors import CheckpointError, ConfigError, DataError, TrainingError
 from clearhead.train import run_training
-from clearhead.train.observers import LossPlot, Moment, Observer
+from clearhead.train.observers import Moment, Observer
 from clearhead.train.recipe import read_recipe, to_toml
-from clearhead.train.run_folder import HEADER, open_run
+from clearhead.train.run_folder import HEADER, begin_run
 from tests.train.corpus import write_recipe
 from tests.train.forked_runs import Ended, Run, list_killed_runs, train_in_forks
 
@@ -29,11 +29,6 @@ def assert_same(one: Path, other: Path) -> None:
     states = [load_file(path / "state.safetensors") for path in newest]
     assert states[0].keys() == states[1].keys()
     assert all((states[0][name] == states[1][name]).all() for name in states[0])
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LossPlot, "close", lambda self: None)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +142,7 @@ def test_a_run_that_ended_before_it_began_may_begin_again(tmp_path, left):
         out.mkdir()
         (out / left).write_text("half of a reci")
         with ExitStack() as held:
-            open_run(out, wanted, held, **{"resume": False, "overwrite": False, **more})
+            held.enter_context(begin_run(out, wanted, held, **{"resume": False, "overwrite": False, **more}))
         assert (out / "recipe.toml").read_text() == HEADER + to_toml(wanted)
         shutil.rmtree(out)
 
@@ -260,7 +255,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path):
     out = train(recipe, tmp_path / "run")
     wanted, _ = read_recipe(str(recipe))
     with ExitStack() as held:
-        open_run(out, wanted, held, resume=True, overwrite=False)
+        held.enter_context(begin_run(out, wanted, held, resume=True, overwrite=False))
         with pytest.raises(ConfigError, match="another process is training in"):
             train(recipe, out, resume=True)
     train(recipe, out, resume=True)

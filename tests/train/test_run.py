@@ -19,9 +19,9 @@ from clearhead.model_folder import ModelFolder
 from clearhead.storage import verify_checksums
 from clearhead.tasks.translation import TranslationProcessor
 from clearhead.train import run_training, training_run
-from clearhead.train.observers import LossPlot
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import Train
+from tests.train.conftest import drawing
 from tests.train.corpus import sentences, write_recipe
 
 SHORT = "steps = 4\nlog_every = 2\nevaluate_every = 4\nsave_every = 100"
@@ -29,12 +29,6 @@ SHORT = "steps = 4\nlog_every = 2\nevaluate_every = 4\nsave_every = 100"
 
 def train(recipe: Path, out: Path, *overrides: str, **more: bool) -> Path:
     return run_training(str(recipe), overrides=overrides, out=out, device="cpu", **more)
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A curve takes as long to draw as these runs take, and has tests of its own."""
-    monkeypatch.setattr(LossPlot, "close", lambda self: None)
 
 
 def quick(folder: Path, **changes: str) -> Path:
@@ -53,7 +47,8 @@ def losses(out: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("finished")
-    return train(write_recipe(base, train="tensorboard = true\nheads_every = 12"), base / "run")
+    with drawing():
+        return train(write_recipe(base, train="tensorboard = true\nheads_every = 12"), base / "run")
 
 
 # the folder

@@ -12,22 +12,17 @@ import torch
 import clearhead
 from clearhead.errors import ConfigError, DataError, DiskFullError
 from clearhead.model_folder import ModelFolder
-from clearhead.storage import disk
+from clearhead.storage import atomic
 from clearhead.tasks.answerer import Evaluation
 from clearhead.tasks.translation import TranslationAnswerer, TranslationProcessor
 from clearhead.text import Row
 from clearhead.train import finished_model, run_training
 from clearhead.train.data import fit_recipe, split_off
-from clearhead.train.observers import LossPlot, Sample
+from clearhead.train.observers import Sample
 from clearhead.train.recipe import check_recipe, read_recipe
 from tests.train.corpus import write_corpus, write_recipe
 
 SHORT = "steps = 4\nlog_every = 2\nevaluate_every = 2\nsave_every = 100"
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LossPlot, "close", lambda self: None)
 
 
 def quick(folder: Path, **changes: str) -> Path:
@@ -136,7 +131,7 @@ def test_a_run_says_why_it_ended_and_shows_a_few_answers(tmp_path, capsys):
 def test_settings_that_do_nothing_and_dev_in_train_are_said(tmp_path, capsys):
     recipe = quick(tmp_path)
     train(recipe, tmp_path / "same", "data.dev=train.tsv")
-    assert "data.dev is also in data.train" in capsys.readouterr().err
+    assert "61 of 61 inputs of dev are also in train" in capsys.readouterr().err
     recipe.write_text(recipe.read_text().replace('dev = "dev.tsv"', ""))
     train(recipe, tmp_path / "without", "train.patience=3")
     assert "train.patience and train.metric do nothing without data.dev" in capsys.readouterr().err
@@ -155,7 +150,7 @@ def test_answers_of_any_kind_are_shown_as_text(capsys):
 
 
 def test_a_disk_that_is_too_small_is_said_before_the_first_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "free_bytes", lambda _: 100_000)
+    monkeypatch.setattr(atomic, "_free_bytes", lambda _: 100_000)
     with pytest.raises(DiskFullError, match=r"a run with 4 more checkpoints and a model needs .* and 100\.0 kB"):
         train(quick(tmp_path), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.train.schedules import learning_rate
+from clearhead.train.updater import learning_rate
 
 FALLING = ("inverse-sqrt", "cosine", "linear", "constant")
 

@@ -20,8 +20,8 @@ from clearhead.model_folder import ModelFolder
 from clearhead.tasks.pretrained import Pretrained
 from clearhead.text import Tokenizer
 from clearhead.train import run_training
-from clearhead.train.schedules import layer_depth, layer_factor
 from clearhead.train.starting_weights import read_pretrained
+from clearhead.train.updater import layer_depth
 from tests.model.checkpoints import shaken
 from tests.tasks.test_classification import labelled
 
@@ -143,7 +143,6 @@ def test_layers_learn_at_rates_that_fall_toward_the_input():
     assert [layer_depth(f"decoder.layers.{number}.x", layers) for number in range(2)] == [2, 1]
     for name in ("vocabulary.words.weight", "source_vocabulary.words.weight", "encoder.positions.weight"):
         assert layer_depth(name, layers) == 4
-    assert layer_factor("decoder.layers.0.x", layers, 0.5) == 0.25
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,9 @@ class Bias(ABC):
     offset: int | None = None
     batch: int = 1
 
+    def __init__(self, parameter: Numbers, offset: int | None = None) -> None:
+        self.parameter, self.offset = parameter, offset
+
     @staticmethod
     def alibi(slopes: int | Float[Tensor, " heads"], offset: int | None = None) -> Bias:
         """Attention with linear biases (Press 2021): `−slope · |query's position − key's position|`.
@@ -111,9 +114,9 @@ class Bias(ABC):
     def dense(self, queries: int, keys: int) -> Float[Tensor, "batch heads queries keys"]:
         return self.tile(slice(0, queries), slice(0, keys), queries, keys)
 
-    @abstractmethod
     def replace(self, parameter: Numbers) -> Bias:
         """The same bias with another tensor in it."""
+        return type(self)(parameter, self.offset)
 
     def of_heads(self, heads: slice | Tensor) -> Bias:
         """The same bias for these heads; `heads` may be a tensor of numbers."""
@@ -148,14 +151,8 @@ class Bias(ABC):
 class Alibi(Bias):
     head_axis = 0
 
-    def __init__(self, slopes: Float[Tensor, " heads"], offset: int | None) -> None:
-        self.parameter, self.offset = slopes, offset
-
     def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Numbers:
         return -self.parameter[h if self.heads > 1 else h * 0] * self.distance(i, j, queries, keys).abs()
-
-    def replace(self, parameter: Numbers) -> Bias:
-        return Alibi(parameter, self.offset)
 
     def state(self) -> State:
         return {"kind": "alibi", "slopes": self.parameter, "offset": self.offset}
@@ -168,7 +165,8 @@ class Relative(Bias):
     head_axis = 1
 
     def __init__(self, table: Float[Tensor, "buckets heads"], buckets: Buckets, offset: int | None) -> None:
-        self.parameter, self.buckets, self.offset = table, buckets, offset
+        super().__init__(table, offset)
+        self.buckets = buckets
 
     def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Numbers:
         return self.parameter[self.buckets(self.distance(i, j, queries, keys)), h if self.heads > 1 else h * 0]
@@ -192,7 +190,7 @@ class Dense(Bias):
 
     head_axis = 1
 
-    def __init__(self, tensor: Numbers) -> None:
+    def __init__(self, tensor: Numbers, offset: None = None) -> None:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise DtypeError(
@@ -201,7 +199,7 @@ class Dense(Bias):
             )
         if tensor.ndim > 4:
             raise ShapeError(f"a bias has at most 4 axes (batch, heads, queries, keys), got {tuple(tensor.shape)}")
-        self.parameter = tensor[(None,) * (4 - tensor.ndim)]
+        super().__init__(tensor[(None,) * (4 - tensor.ndim)])
         self.batch = self.parameter.shape[0]
 
     def at(self, b: Index, h: Index, i: Index, j: Index, queries: int, keys: int) -> Numbers:
@@ -210,9 +208,6 @@ class Dense(Bias):
 
     def tile(self, rows: slice, columns: slice, queries: int, keys: int) -> Tile:
         return self.parameter[self._cut(rows, columns)]
-
-    def replace(self, parameter: Numbers) -> Bias:
-        return Dense(parameter)
 
     def add_gradient(self, total: Numbers, of_tile: Tile, rows: slice, columns: slice, queries: int, keys: int) -> None:
         part = total[self._cut(rows, columns)]

@@ -150,19 +150,13 @@ def _check_scale(scale: float | Tensor, heads: int) -> float | Tensor:
 
 
 def _check_devices(call: Call) -> None:
-    others = {
-        "mask": [] if call.mask is None else call.mask.tensors(),
-        "bias": [] if call.bias is None else [call.bias.parameter],
-        "scale": [call.scale] if isinstance(call.scale, Tensor) else [],
-        "sinks": [] if call.sinks is None else [call.sinks],
-    }
-    for name, tensors in others.items():
-        for tensor in tensors:
-            if tensor.device != call.q.device:
-                raise DeviceError(
-                    f"the {name} is on {tensor.device}, q on {call.q.device}; "
-                    f"move it with {name}.to({str(call.q.device)!r})"
-                )
+    named = [("mask", tensor) for tensor in (() if call.mask is None else call.mask.tensors())]
+    bias = None if call.bias is None else call.bias.parameter
+    for name, tensor in (*named, ("bias", bias), ("scale", call.scale), ("sinks", call.sinks)):
+        if isinstance(tensor, Tensor) and tensor.device != call.q.device:
+            raise DeviceError(
+                f"the {name} is on {tensor.device}, q on {call.q.device}; move it with {name}.to('{call.q.device}')"
+            )
 
 
 def slice_queries(call: Call, start: int, stop: int) -> Call:

@@ -229,8 +229,6 @@ class MultiHeadAttention(nn.Module):
     @classmethod
     def from_torch(cls, other: nn.MultiheadAttention) -> MultiHeadAttention:
         """The same attention with the same weights; what has no counterpart is refused by name."""
-        if not isinstance(other, nn.MultiheadAttention):
-            raise ConfigError(f"from_torch takes an nn.MultiheadAttention, got {type(other).__name__}")
         if other.bias_k is not None or other.add_zero_attn:
             raise ConfigError(
                 "nn.MultiheadAttention with add_bias_kv or add_zero_attn has no counterpart in MultiHeadAttention"
@@ -273,25 +271,16 @@ class MultiHeadAttention(nn.Module):
             _copy_torch(self, new, back=True)
         return new
 
-    def extra_repr(self) -> str:
-        shared = "" if self.kv_heads == self.heads else f", kv_heads={self.kv_heads}"
-        return f"width={self.width}, heads={self.heads}{shared}, head_dim={self.head_dim}"
-
 
 def _select_rows(linear: nn.Module, x: Tensor, rows: slice) -> Tensor:
     """Some rows of a projection, as a projection; all are computed by a module that is no linear layer itself."""
     if not isinstance(linear, nn.Linear):  # such as an adapter around one, which shows the weight of that as its own
         whole: Tensor = linear(x)
         return whole[..., rows]
-    bias: Tensor | None = linear.bias
-    return F.linear(x, effective_weight(linear)[rows], None if bias is None else bias[rows])
-
-
-def effective_weight(linear: nn.Linear) -> Float[Tensor, "outputs inputs"]:
-    """The matrix that a linear layer multiplies with: its weight, and what an adapter (model/lora.py) adds to it."""
-    adapted = getattr(linear, "effective_weight", None)
+    adapted = getattr(linear, "effective_weight", None)  # with what an adapter (model/lora.py) adds to it
     weight: Tensor = linear.weight if adapted is None else adapted()
-    return weight
+    bias: Tensor | None = linear.bias
+    return F.linear(x, weight[rows], None if bias is None else bias[rows])
 
 
 def _copy_torch(ours: MultiHeadAttention, theirs: nn.MultiheadAttention, *, back: bool) -> None:

@@ -29,25 +29,21 @@ class Sinusoidal(nn.Module):
             [0.8415, 0.5403, 0.0100, 1.0000]])
     """
 
-    def __init__(self, width: int, base: float = 10000.0) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         if width % 2:
             raise ConfigError(f"sines and cosines are interleaved: width must be even, got {width}")
-        self.width, self.base = width, base
+        self.width = width
 
     def forward(
         self, positions: Int[Tensor, "*batch tokens"], dtype: torch.dtype | None = None
     ) -> Float[Tensor, "*batch tokens width"]:
-        angles = _angles(positions, _speeds(self.width, self.base, positions.device))
+        angles = _angles(positions, _speeds(self.width, 10000.0, positions.device))
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype or torch.get_default_dtype())
 
 
 class Learned(nn.Embedding):
-    """Learned absolute positions: one vector per position, for at most `length` positions.
-
-    >>> Learned(5, 4)(torch.tensor([0, 4])).shape
-    torch.Size([2, 4])
-    """
+    """Learned absolute positions: one vector per position, for at most `length` positions."""
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__(length, width)
@@ -110,8 +106,7 @@ class Rotary(nn.Module):
 class AxialRotary(Rotary):
     """Rotary positions of patches in a grid: half of the pairs of features rotate by the row, half by the column.
 
-    Positions are those of patches counted row by row, `columns` in each. Scores depend on how many rows and columns lie
-    between two patches, not on where they are. The base is 100 (Heo 2024): grids are short.
+    Patches are counted row by row, `columns` in each. The base is 100 (Heo 2024): grids are short.
 
     >>> cos, sin = AxialRotary(4, columns=3)(torch.tensor([5]))  # row 1, column 2
     >>> sin.round(decimals=4)
@@ -123,8 +118,6 @@ class AxialRotary(Rotary):
             raise ConfigError(
                 f"pairs of features are shared by rows and columns: head_dim must be divisible by 4, got {head_dim}"
             )
-        if columns < 1:
-            raise ConfigError(f"a grid needs at least one column, got {columns}")
         super().__init__(head_dim, base)
         self.columns = columns
 
@@ -139,11 +132,7 @@ class AxialRotary(Rotary):
 
 
 class Alibi(nn.Module):
-    """Attention with linear biases, as a part of a model, with the paper's slopes.
-
-    >>> Alibi(2).bias()
-    Bias.alibi(<2>)
-    """
+    """Attention with linear biases, as a part of a model, with the paper's slopes."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -154,11 +143,7 @@ class Alibi(nn.Module):
 
 
 class Relative(nn.Module):
-    """A learned number for each head and bucket of distance, as in T5.
-
-    >>> Relative(heads=2).bias()
-    Bias.relative(<32×2>)
-    """
+    """A learned number for each head and bucket of distance, as in T5."""
 
     def __init__(self, heads: int, buckets: int = 32, furthest: int = 128, *, both_ways: bool = True) -> None:
         super().__init__()

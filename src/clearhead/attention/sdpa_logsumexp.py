@@ -101,25 +101,22 @@ def observe_own_sdpa(q: Query) -> AbstractContextManager[LogsumexpObserver | Non
     return _observe_thread() if q.is_cuda and not torch.compiler.is_compiling() else nullcontext()
 
 
-class _ThreadState(threading.local):
-    observer: LogsumexpObserver | None = None
-
-
-_thread = _ThreadState()
+_thread = threading.local()  # its `observer` keeps the calls of this thread
 
 
 @contextmanager
 def _observe_thread() -> Iterator[LogsumexpObserver]:
-    before, _thread.observer = _thread.observer, LogsumexpObserver()
+    before, observer = getattr(_thread, "observer", None), LogsumexpObserver()
+    _thread.observer = observer
     try:
-        yield _thread.observer
+        yield observer
     finally:
         _thread.observer = before
 
 
 def call_sdpa(*arguments: Any, **options: Any) -> Float[Tensor, "*batch queries d_v"]:
     """`scaled_dot_product_attention`, through the observer of this thread if there is one."""
-    observer = None if torch.compiler.is_compiling() else _thread.observer
+    observer = None if torch.compiler.is_compiling() else getattr(_thread, "observer", None)
     attend = F.scaled_dot_product_attention if observer is None else observer.attend
     out: Tensor = attend(*arguments, **options)
     return out
@@ -135,14 +132,12 @@ def _call_fused(
     operators = torch.ops.aten
     if choice == SDPBackend.CUDNN_ATTENTION.value:
         result = operators._scaled_dot_product_cudnn_attention(q, k, v, None, True, dropout, causal, False, scale=scale)
-    elif choice != SDPBackend.FLASH_ATTENTION.value:
+    elif choice != SDPBackend.FLASH_ATTENTION.value or q.device.type not in ("cuda", "cpu"):
         return None
     elif q.is_cuda:
         scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
         result = operators._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)
-    elif q.device.type == "cpu":
-        result = operators._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, scale=scale)
     else:
-        return None
+        result = operators._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, scale=scale)
     complete = result[1].numel() == q.shape[:3].numel()
     return result[0], result[1].detach().reshape(q.shape[:3]) if complete else None

@@ -128,12 +128,7 @@ class TileScorer(NamedTuple):
         return capped
 
     def score_pairs(
-        self,
-        products: Float[Tensor, "*shape"],
-        b: Index,
-        h: Index,
-        i: Index,
-        j: Index,
+        self, products: Float[Tensor, "*shape"], b: Index, h: Index, i: Index, j: Index
     ) -> Float[Tensor, "*shape"]:
         """The scores of single pairs of query `i` and key `j` in sample `b`, head `h`; the indices broadcast."""
         scores = products

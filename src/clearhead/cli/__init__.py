@@ -22,26 +22,33 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from clearhead.cli import evaluate_command, look_commands, models_command
-from clearhead.cli.options import Base, Device, Json, Model, Threads
-from clearhead.cli.output import (
-    describe_error,
-    discard_output,
-    flush_output,
-    prepare_streams,
-    print_message,
-    print_output,
-    rank,
-    report_failure,
-)
-from clearhead.cli.startup import INTERRUPTED, import_torch
-from clearhead.cli.stdin import batch_inputs, decode_utf8, open_inputs
-from clearhead.cli.task_options import (
+from clearhead.cli.options import (
     TASK_COMMANDS,
+    Base,
+    Device,
+    Json,
+    Model,
+    Threads,
     add_task_options,
     find_task,
     make_task_command,
     refuse_foreign_options,
 )
+from clearhead.cli.program import (
+    INTERRUPTED,
+    batch_inputs,
+    decode_utf8,
+    describe_error,
+    discard_output,
+    flush_output,
+    import_torch,
+    open_inputs,
+    prepare_streams,
+    print_output,
+    rank,
+    report_failure,
+)
+from clearhead.formatting import print_message
 
 if TYPE_CHECKING:
     from clearhead.predictor import Predictor
@@ -131,7 +138,7 @@ def predict(
         for text, answer in zip(batch, predictor.predict(batch, inputs_before=number, **options), strict=True):
             number += 1
             for note in answer.notes:
-                print_message(f"{name} {number}: {note}")
+                print_message(f"clearhead: {name} {number}: {note}")
             if lines and not as_json:
                 print_output(answer.text)
             else:
@@ -142,7 +149,7 @@ def predict(
 def _stream(predictor: Predictor, waiting: Iterable[str], options: dict[str, Any], *, lines: bool) -> None:
     for number, text in enumerate(waiting):
         for note in predictor.stream_notes(text):
-            print_message(note)
+            print_message(f"clearhead: {note}")
         for piece in predictor.stream(text, inputs_before=number, **options):
             print_output(piece if lines else _one_line(piece), end="")
             flush_output()
@@ -221,7 +228,7 @@ def _run_command(arguments: list[str]) -> int:
         raise
     except (KeyboardInterrupt, typer.Abort):
         if rank() == 0:
-            print_message("interrupted")
+            print_message("clearhead: interrupted")
         return INTERRUPTED
     except Exception as error:
         if os.environ.get("CLEARHEAD_TRACEBACK") == "1":

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.options import Base, Columns, Device, Json, Model, Threads, parse_columns
-from clearhead.cli.output import flush_output, print_message, print_output
-from clearhead.cli.startup import import_torch
-from clearhead.cli.task_options import refuse_foreign_options
+from clearhead.cli.options import Base, Columns, Device, Json, Model, Threads, parse_columns, refuse_foreign_options
+from clearhead.cli.program import flush_output, import_torch, print_output
 from clearhead.errors import ConfigError, DataError
+from clearhead.formatting import print_message
 
 if TYPE_CHECKING:
     from clearhead.predictor import Predictor
@@ -72,7 +71,7 @@ def evaluate(
         _draw(predictor, evaluation, figure)
     scores = dict(evaluation.scores)
     if "note" in scores:
-        print_message(str(scores["note"]))
+        print_message(f"clearhead: {scores['note']}")
     if as_json:
         _print_json(scores, tables, simple)
     else:
@@ -138,7 +137,7 @@ def _draw(predictor: Predictor, evaluation: Evaluation, path: Path) -> None:
     assert predictor.task.confusion is not None, "checked before anything was scored"
     labels, counts = predictor.task.confusion(predictor.processor, evaluation.rows, evaluation.predictions)
     save(confusion_matrix(labels, counts, title=predictor.name), path)
-    print_message(f"wrote {path}")
+    print_message(f"clearhead: wrote {path}")
 
 
 def _print_json(scores: Mapping[str, Any], tables: str, simple: Baseline | None) -> None:

@@ -9,11 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from clearhead.cli.options import Answer, Base, Device, Text, Threads
-from clearhead.cli.output import flush_output, print_message, print_output
-from clearhead.cli.startup import import_torch
-from clearhead.cli.stdin import read_text
+from clearhead.cli.program import flush_output, import_torch, print_output, read_text
 from clearhead.errors import ConfigError
-from clearhead.formatting import escape_control, format_bytes
+from clearhead.formatting import escape_control, format_bytes, print_message
 
 SUBJECT = typer.Argument(
     metavar="MODEL|RECORD", help="A model's folder or name, a Hugging Face folder, a record's file."
@@ -62,14 +60,14 @@ def look(
     if out is not None:
         written = subjects.write_subject(opened, out, part=part, heads=heads or [], without=without)
         kind = "text" if opened.live is None else opened.live.input_kind
-        print_message(f"wrote {written} ({format_bytes(written.stat().st_size)}); it contains your {kind}")
+        print_message(f"clearhead: wrote {written} ({format_bytes(written.stat().st_size)}); it contains your {kind}")
         if show:
             _open_browser(written.resolve().as_uri())
         return
     with open_record(opened.record, title=opened.title, live=opened.live, port=port, browser=False) as server:
         print_output(server.url)
         flush_output()
-        print_message("open this address in a browser on this machine; Ctrl-C ends it")
+        print_message("clearhead: open this address in a browser on this machine; Ctrl-C ends it")
         if show:
             _open_browser(server.url, remote=f"ssh -L {server.port}:127.0.0.1:{server.port} THIS_MACHINE")
         with suppress(KeyboardInterrupt):
@@ -111,7 +109,7 @@ def figures(
             str(subject), read_text(text), answer=answer, device=device, base=base, keep="none", **options
         )
         for note in dict.fromkeys(note for call in opened.record.calls for note in call.about.notes or []):
-            print_message(note)
+            print_message(f"clearhead: {note}")
         planned = figure_set.list_record_figures(opened.record, heads or [], name=opened.title)
     for path, description in figure_set.write_figures(planned, out, kind, dark=dark):
         print_output(f"{escape_control(str(path), keep='')}\t{description}")
@@ -127,4 +125,4 @@ def _open_browser(address: str, *, remote: str | None = None) -> None:
     if has_screen() and webbrowser.open(address):  # without a screen, a browser of text would take over the terminal
         return
     elsewhere = f"; on another machine, run {remote} there and open the same address" if remote else ""
-    print_message(f"no browser was found here: open {address}{elsewhere}")
+    print_message(f"clearhead: no browser was found here: open {address}{elsewhere}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from clearhead.cli.options import Base, Model
-from clearhead.cli.output import flush_output, print_message
-from clearhead.cli.startup import import_torch
-from clearhead.formatting import escape_control, format_bytes
+from clearhead.cli.program import flush_output, import_torch
+from clearhead.formatting import escape_control, format_bytes, print_message
 
 
 def models() -> None:
@@ -44,7 +42,7 @@ def merge(
 
     merge_folder(find_model(model), out, base=base)
     example = ModelFolder.open(out).processor().inputs.example
-    print_message(f"wrote {out}; try it: clearhead predict {out} {example}")
+    print_message(f"clearhead: wrote {out}; try it: clearhead predict {out} {example}")
 
 
 def _find_all(names: list[str], find: Callable[[str], Path | None]) -> list[tuple[str, Path]]:
@@ -59,15 +57,9 @@ def _make_model_row(name: str, folder: Path) -> list[str]:
 
 
 def _find_licence(folder: Path) -> str:
-    """The licence in the recipe's first sentence; from the model card if the recipe only names the card."""
-    said = str(_read_recipe(folder / "recipe.toml").get("licence", ""))
-    card = folder / "README.md"
-    if card.name not in said or not card.is_file():
-        first, _, more = said.partition(". ")
-        return f"{first} (see {card.name})" if more else said
-    text = card.read_text(encoding="utf-8")
-    match = re.search(r"\| licence \| (.+?) \|", text) or re.search(r"weights\b[^.]*? under ([\w.+-]*\w)", text)
-    return f"{match[1]} ({said})" if match else said
+    """The first sentence of the licence in a model's recipe; the card has all of it."""
+    first, _, more = str(_read_recipe(folder / "recipe.toml").get("licence", "")).partition(". ")
+    return f"{first} (see README.md)" if more else first
 
 
 def _read_recipe(path: Path) -> dict[str, Any]:

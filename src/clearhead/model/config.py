@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 from clearhead.errors import ConfigError
 from clearhead.formatting import suggest_name
 
-CHOICES = {
+CHOICES: dict[str, tuple[Any, ...]] = {
     "norm": ("layer", "rms"),
     "activation": ("relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"),
     "positions": ("none", "sinusoidal", "learned", "rotary", "alibi", "relative"),
     "patch_positions": ("learned", "rotary"),
+    "conv_stride": (1, 2, 4, 8, 16),
     "temperature": ("fixed", "learned"),
     "pooling": ("mean", "first"),
 }
@@ -69,8 +70,6 @@ class Sound(Part):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stride not in (1, 2, 4, 8, 16):
-            raise ConfigError(f"conv_stride must be 1, 2, 4, 8 or 16, got {self.stride}")
         if self.kernel % 2 == 0:
             raise ConfigError(f"conv_kernel must be an odd number, got {self.kernel}")
 
@@ -253,7 +252,7 @@ def _check_fields(config: Any, prefix: str = "") -> None:
 
 def _check_value(name: str, kind: str, value: Any) -> None:
     if name in CHOICES and value not in CHOICES[name]:
-        raise ConfigError(f"{name} must be one of {', '.join(CHOICES[name])}, got {value!r}")
+        raise ConfigError(f"{name} must be one of {', '.join(map(str, CHOICES[name]))}, got {value!r}")
     if kind.startswith("int"):
         least = 0 if name in MAY_BE_ZERO else 1
         if type(value) is not int or value < least:

@@ -26,12 +26,9 @@ def resolve_device(device: str, local: int = 0) -> torch.device:
         resolved = torch.device(device)
     except RuntimeError:
         raise ConfigError(f"{device!r} is no device; choose auto, cpu or cuda") from None
-    if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"{device} was asked for, but there is no GPU that PyTorch can use here; choose cpu")
-    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"{device} was asked for, but the GPUs here end at cuda:{torch.cuda.device_count() - 1}")
-    if resolved.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(f"{device} was asked for, but PyTorch has no such device here; choose cpu")
+    usable = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if (resolved.index or 0) >= usable.get(resolved.type, 1):
+        raise ConfigError(f"{device} was asked for, but PyTorch can use no such device here; choose auto or cpu")
     return torch.device("cuda", local) if resolved.type == "cuda" and resolved.index is None else resolved
 
 
@@ -52,9 +49,7 @@ class _SkipInitialisation(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(function, "__module__", "") == "torch.nn.init" or function in (
-            torch.Tensor.normal_,
-            torch.Tensor.uniform_,
-        ):
+        draws = getattr(function, "__module__", "") == "torch.nn.init"
+        if draws or function in (torch.Tensor.normal_, torch.Tensor.uniform_):
             return args[0] if args else kwargs["tensor"]
         return function(*args, **kwargs)

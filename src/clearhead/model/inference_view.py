@@ -19,10 +19,8 @@ def inference_view(model: Model) -> Model:
 
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
     >>> view = inference_view(model)
-    >>> view[0] is model[0], view[0].weight is model[0].weight
-    (False, True)
-    >>> view.training, model.training
-    (False, True)
+    >>> view[0] is model[0], view[0].weight is model[0].weight, view.training, model.training
+    (False, True, False, True)
     """
     clones: dict[nn.Module, nn.Module] = {}
     view = _clone(model, clones)

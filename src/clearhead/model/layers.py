@@ -12,20 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from clearhead.attention import (
-    Alibi,
-    AxialRotary,
-    KeyValueCache,
-    Learned,
-    Mask,
-    MultiHeadAttention,
-    Relative,
-    Rotary,
-    Sinusoidal,
-)
+from clearhead.attention import KeyValueCache, Mask, MultiHeadAttention
 from clearhead.attention.dropout import Dropout
 from clearhead.attention.masks import as_mask
-from clearhead.attention.positions import Turns
+from clearhead.attention.positions import Alibi, AxialRotary, Learned, Relative, Rotary, Sinusoidal, Turns
 from clearhead.errors import ShapeError
 from clearhead.model.config import ModelConfig
 
@@ -96,9 +86,7 @@ class Layer(nn.Module):
             x = x.gather(1, places[:, :, None].expand(-1, -1, x.shape[2]))
         if context is not None:
             x = self._add_residual(
-                self.cross_norm,
-                x,
-                lambda y: self.cross_attention(y, context=context, mask=context_mask, cache=cache),
+                self.cross_norm, x, lambda y: self.cross_attention(y, context=context, mask=context_mask, cache=cache)
             )
         return self._add_residual(self.feedforward_norm, x, self.feedforward)
 

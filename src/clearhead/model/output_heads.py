@@ -133,12 +133,7 @@ class Classifier(_LabelledEncoder):
 
 
 class TokenClassifier(_LabelledEncoder):
-    """An encoder with one score for each label, for every token.
-
-    >>> model = TokenClassifier(ModelConfig.named("tiny", vocabulary=11, labels={"count": 3})).eval()
-    >>> model.label_scores(model(torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]]))).shape
-    torch.Size([2, 4, 3])
-    """
+    """An encoder with one score for each label, for every token."""
 
 
 class PooledEncoder(Encoder):

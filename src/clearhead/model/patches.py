@@ -66,10 +66,9 @@ class ConvolutionBlock(nn.Module):
 class PatchEmbedding(nn.Module):
     """One vector for each square patch of a picture, row by row from the top left: what `Encoder(vectors=…)` takes.
 
-    A ModelConfig with `patches` says which pictures: all have that size. With `positions="learned"` there a vector of
-    the patch's row and one of its column are added here; with `"rotary"` the encoder rotates queries and keys by both
-    (`AxialRotary`). The encoder adds no other positions. With `convolutions` the patches are what convolutions make
-    of the picture: they see a little of their neighbours.
+    With `positions="learned"` in the config's `patches` a vector of the patch's row and one of its column are added
+    here; with `"rotary"` the encoder rotates queries and keys by both (`AxialRotary`). With `convolutions` the patches
+    are what convolutions make of the picture: they see a little of their neighbours.
 
     >>> import torch
     >>> from clearhead.model import Encoder
@@ -126,14 +125,7 @@ class PatchEmbedding(nn.Module):
 
 
 class PictureToText(EncoderDecoder):
-    """Encoder-decoder Transformer for captions: the decoder attends to the encoded patches of a picture.
-
-    >>> import torch
-    >>> config = ModelConfig.named("tiny", vocabulary=11, patches={"size": 4, "rows": 2, "columns": 3})
-    >>> model = PictureToText(config)
-    >>> model(torch.rand(5, 3, 8, 12), torch.tensor([[4, 7]] * 5)).shape
-    torch.Size([5, 2, 128])
-    """
+    """Encoder-decoder Transformer for captions: the decoder attends to the encoded patches of a picture."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

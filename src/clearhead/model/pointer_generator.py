@@ -34,9 +34,8 @@ class PointerGenerator(EncoderDecoder):
 
     The next token's probability is `g · softmax(logits) + (1 − g) · copied`. `copied` sums one more attention, from
     the decoder's hidden state to the encoded source, over the places where the source has this token. Its scores are
-    larger, by a learned number, for places that continue what was just written: those after the last token, and
-    those after the last two tokens. The gate `g` is computed from the hidden state and from the weight on such
-    places. Source and target have one vocabulary.
+    larger, by a learned number, where the source continues the last token or the last two tokens. The gate `g` depends
+    on the hidden state and on the weight on such places. Source and target have one vocabulary.
 
     >>> model = PointerGenerator(ModelConfig.named("tiny", vocabulary=11, copying=True)).eval()
     >>> source, target = torch.tensor([[3, 4, 3]]), torch.tensor([[1, 5]])
@@ -101,10 +100,7 @@ class PointerGenerator(EncoderDecoder):
         return mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()
 
     def token_scores(
-        self,
-        source: Int[Tensor, "batch source"],
-        target: Int[Tensor, "batch target"],
-        source_mask: Mask | None = None,
+        self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"], source_mask: Mask | None = None
     ) -> Float[Tensor, "batch target vocabulary"]:
         keys = None if source_mask is None else as_mask(source_mask).of_keys()
         context = self.encode(source, source_mask)

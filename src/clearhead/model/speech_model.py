@@ -51,11 +51,6 @@ class SoundFrontEnd(nn.Module):
 
     Two or more 3 × 3 convolutions with stride 2 over time and bands, a projection to the model's width, and
     `sound.blocks` residual blocks along time. What a sound gives does not depend on its padding.
-
-    >>> config = ModelConfig.named("tiny", vocabulary=11, sound={"bands": 40})
-    >>> vectors, lengths = SoundFrontEnd(config)(torch.randn(2, 9, 40), torch.tensor([9, 5]))
-    >>> vectors.shape, lengths
-    (torch.Size([2, 3, 128]), tensor([3, 2]))
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -92,13 +92,11 @@ class _Model(nn.Module):
             if isinstance(stack, Stack):
                 stack.checkpointing = on
 
-    def _refuse_tokens_of_pictures(self, tokens: Tensor | None) -> None:
-        """Raises ShapeError for tokens where the encoder takes patches: it would know no positions of tokens."""
+    def _embed_source(self, tokens: Tensor | None, vectors: Tensor | None, words: Words | None = None) -> Tensor:
+        """The inputs of an encoder: one of patches would know no positions of tokens."""
         if tokens is not None and self.config.patches is not None:
-            raise ShapeError(
-                f"this encoder takes pictures (patch_size={self.config.patches.size}), not tokens; "
-                "pass a PatchEmbedding's output as vectors="
-            )
+            raise ShapeError("this encoder takes pictures, not tokens; pass a PatchEmbedding's output as vectors=")
+        return self._embed(tokens, vectors, words)
 
     def _embed(self, tokens: Tensor | None, vectors: Tensor | None, words: Words | None = None) -> Tensor:
         if (tokens is None) == (vectors is None):
@@ -140,8 +138,7 @@ class Encoder(_Model):
         places: Int[Tensor, "batch chosen"] | None = None,
     ) -> Float[Tensor, "batch _ width"]:
         """Hidden states of all tokens, or only of those at `places`, which saves most of the last layer."""
-        self._refuse_tokens_of_pictures(tokens)
-        x = self._embed(tokens, vectors)
+        x = self._embed_source(tokens, vectors)
         hidden: Tensor = self.encoder(x, segments=segments, positions=positions, mask=mask, places=places)
         return hidden
 
@@ -230,8 +227,7 @@ class EncoderDecoder(_Model):
         segments: Int[Tensor, "batch source"] | None = None,
         positions: Int[Tensor, "*batch source"] | None = None,
     ) -> Float[Tensor, "batch source width"]:
-        self._refuse_tokens_of_pictures(source)
-        x = self._embed(source, vectors, self.source_vocabulary)
+        x = self._embed_source(source, vectors, self.source_vocabulary)
         hidden: Tensor = self.encoder(x, segments=segments, positions=positions, mask=mask)
         return hidden
 
@@ -258,10 +254,7 @@ class EncoderDecoder(_Model):
         return hidden
 
     def token_scores(
-        self,
-        source: Int[Tensor, "batch source"],
-        target: Int[Tensor, "batch target"],
-        source_mask: Mask | None = None,
+        self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"], source_mask: Mask | None = None
     ) -> Float[Tensor, "batch target vocabulary"]:
         """Scores of the next token after each token of the target, before the softmax, in one forward pass."""
         return self.logits(self(source, target, source_mask))
@@ -292,16 +285,8 @@ def initialise(model: _Model) -> None:
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
             module.reset_parameters()
-    if config.norm_first:
-        for stack in model.modules():
-            if isinstance(stack, Stack):
-                _scale_down_outputs(stack)
-
-
-def _scale_down_outputs(stack: Stack) -> None:
-    with torch.no_grad():
+    for stack in [module for module in model.modules() if config.norm_first and isinstance(module, Stack)]:
         for module in stack.modules():
-            if isinstance(module, MultiHeadAttention):
-                module.to_out.weight /= math.sqrt(2 * len(stack.layers))
-            elif isinstance(module, FeedForward):
-                module.down.weight /= math.sqrt(2 * len(stack.layers))
+            if isinstance(module, (MultiHeadAttention, FeedForward)):
+                last = module.to_out if isinstance(module, MultiHeadAttention) else module.down
+                last.weight.data /= math.sqrt(2 * len(stack.layers))

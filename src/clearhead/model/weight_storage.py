@@ -69,7 +69,10 @@ def load_weights(model: nn.Module, values: Mapping[str, AnyTensor]) -> None:
     for name in values:
         if name not in wanted:
             raise CheckpointError(f"the model has no tensor {name}")
-    fresh = {id(old): _wrap(old, values[name]) for name, old in wanted.items()}
+    fresh = dict[int, Tensor]()
+    for name, old in wanted.items():
+        parameter = isinstance(old, nn.Parameter)
+        fresh[id(old)] = nn.Parameter(values[name], old.requires_grad) if parameter else values[name]
     state = {name: fresh[id(old)] for name, old in model.state_dict(keep_vars=True).items()}
     model.load_state_dict(state, assign=True)
 
@@ -98,7 +101,3 @@ def to_int8(
     tiny = torch.finfo(torch.float32).tiny
     scale = (matrix.abs().amax(dim=1) / 127).clamp(min=tiny) if matrix.numel() else matrix.new_ones(len(matrix))
     return (matrix / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
-
-
-def _wrap(old: Tensor, value: Tensor) -> Tensor:
-    return nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value

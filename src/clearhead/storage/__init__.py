@@ -3,45 +3,23 @@
 Nothing here knows what the bytes mean: models, checkpoints, records, figures and pages are written through it.
 """
 
-from clearhead.storage.atomic import (
-    TEMPORARY_MARK,
-    atomic_file,
-    atomic_folder,
-    commit_files,
-    flush_tree,
-    move_into_place,
-    replace_folder,
-    restore_replaced,
-    temporary_folder,
-    temporary_path,
-)
-from clearhead.storage.checksums import CHECKSUMS, file_checksum, verify_checksums, write_checksums
-from clearhead.storage.disk import check_free, flush_to_disk, free_bytes, is_disk_full
-from clearhead.storage.json_files import check_format, read_json, write_json
-from clearhead.storage.locks import hold_lock, lock_folder
-
-__all__ = [
-    "CHECKSUMS",
-    "TEMPORARY_MARK",
-    "atomic_file",
-    "atomic_folder",
-    "check_format",
-    "check_free",
-    "commit_files",
-    "file_checksum",
-    "flush_to_disk",
-    "flush_tree",
-    "free_bytes",
-    "hold_lock",
-    "is_disk_full",
-    "lock_folder",
-    "move_into_place",
-    "read_json",
-    "replace_folder",
-    "restore_replaced",
-    "temporary_folder",
-    "temporary_path",
-    "verify_checksums",
-    "write_checksums",
-    "write_json",
-]
+from clearhead.storage.atomic import TEMPORARY_MARK as TEMPORARY_MARK
+from clearhead.storage.atomic import atomic_file as atomic_file
+from clearhead.storage.atomic import atomic_folder as atomic_folder
+from clearhead.storage.atomic import check_free as check_free
+from clearhead.storage.atomic import commit_files as commit_files
+from clearhead.storage.atomic import flush_to_disk as flush_to_disk
+from clearhead.storage.atomic import flush_tree as flush_tree
+from clearhead.storage.atomic import hold_lock as hold_lock
+from clearhead.storage.atomic import lock_folder as lock_folder
+from clearhead.storage.atomic import move_into_place as move_into_place
+from clearhead.storage.atomic import replace_folder as replace_folder
+from clearhead.storage.atomic import restore_replaced as restore_replaced
+from clearhead.storage.atomic import temporary_folder as temporary_folder
+from clearhead.storage.atomic import temporary_path as temporary_path
+from clearhead.storage.json_files import CHECKSUMS as CHECKSUMS
+from clearhead.storage.json_files import check_format as check_format
+from clearhead.storage.json_files import file_checksum as file_checksum
+from clearhead.storage.json_files import read_json as read_json
+from clearhead.storage.json_files import verify_checksums as verify_checksums
+from clearhead.storage.json_files import write_json as write_json

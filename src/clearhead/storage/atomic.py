@@ -2,7 +2,7 @@
 
 Whatever happens on the way (an error, a kill, a power cut, a full disk), there is the old content or the new one.
 Processes that were killed leave temporary folders behind; the next write in the same place removes them. A process
-that is alive holds a lock on its own.
+that is alive holds a lock on its own. The system releases locks when their process dies.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from clearhead.errors import CheckpointError
+from clearhead.errors import CheckpointError, ConfigError, DiskFullError
 from clearhead.formatting import format_bytes
-from clearhead.storage.checksums import CHECKSUMS, file_checksum, write_checksums
-from clearhead.storage.disk import disk_full_error, flush_to_disk, is_disk_full
-from clearhead.storage.json_files import read_json, write_json
-from clearhead.storage.locks import lock_folder
+from clearhead.storage.json_files import CHECKSUMS, file_checksum, read_json, write_checksums, write_json
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 TEMPORARY_MARK = ".tmp-clearhead-"  # in the names of temporary folders
 WITHOUT_LOCKS = 24 * 3600  # seconds after which a temporary folder counts as abandoned where nothing can be locked
 
@@ -92,7 +95,10 @@ def temporary_folder(path: str | Path, *, needs: int | None = None) -> Iterator[
             raise
         needed = format_bytes(needs) if needs else f"more than {format_bytes(_bytes_in(temporary))}"
         shutil.rmtree(temporary, ignore_errors=True)
-        raise disk_full_error(path, final.parent, needed) from error
+        free = format_bytes(_free_bytes(final.parent))
+        raise DiskFullError(
+            f"the disk is full: {path} needs {needed}, and {free} are free; free some space, or choose another disk"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         if lock is not None:
@@ -118,6 +124,17 @@ def temporary_path(path: Path, tag: str) -> Path:
     '.mine.tmp-clearhead-old'
     """
     return path.with_name(f".{path.name}{TEMPORARY_MARK}{tag}")
+
+
+def flush_to_disk(path: Path) -> None:
+    """Waits until a file, or a folder's list of names, is on the disk."""
+    if os.name == "nt":
+        return  # a folder cannot be flushed there, and a file only through a descriptor that may write
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def flush_tree(folder: Path) -> None:
@@ -157,6 +174,70 @@ def restore_replaced(final: Path) -> None:
     if aside.is_dir() and not final.exists():
         with suppress(OSError):  # another process was faster
             os.replace(aside, final)
+
+
+def lock_folder(folder: Path) -> int | None:
+    """Locks a folder until the returned descriptor is closed; None where the system has no such locks.
+
+    Raises BlockingIOError if another process, or another descriptor of this one, holds the lock.
+    """
+    if fcntl is None:
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:  # some network file systems
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+@contextmanager
+def hold_lock(folder: Path, patience: float = 10.0) -> Iterator[None]:
+    """Context manager: no other process that calls this changes the folder meanwhile.
+
+    Waits `patience` seconds for one that does. Raises ConfigError if that takes longer, or if another process replaces
+    the folder meanwhile.
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            lock = lock_folder(folder)
+            break
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise ConfigError(f"another process is changing {folder}; try again when it is done") from None
+            time.sleep(0.05)
+    try:
+        if lock is not None and not os.path.samestat(os.fstat(lock), os.stat(folder)):
+            raise ConfigError(f"another process replaced {folder} meanwhile; try again")
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def check_free(path: str | Path, needed: int, what: str) -> None:
+    """Raises DiskFullError if `what`, of `needed` bytes, does not fit where `path` is or will be; `what` is singular.
+
+    >>> check_free(".", 10**18, "a run of 3 checkpoints")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    clearhead.errors.DiskFullError: a run of 3 checkpoints needs 1,000,000,000.0 GB, and ... free for .; ...
+    """
+    free = _free_bytes(path)
+    if needed > free:
+        raise DiskFullError(
+            f"{what} needs {format_bytes(needed)}, and {format_bytes(free)} are free for {path}; "
+            "free some space, or choose another disk"
+        )
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error means that the disk, or the user's quota, is full; safetensors says so in its message only."""
+    return getattr(error, "errno", None) in FULL or any(f"(os error {code})" in str(error) for code in FULL)
 
 
 def _replaced_path(final: Path) -> Path:
@@ -199,3 +280,11 @@ def _bytes_in(folder: Path) -> int:
     with suppress(OSError):
         total = sum(path.stat().st_size for path in folder.rglob("*"))
     return total
+
+
+def _free_bytes(path: str | Path) -> int:
+    """How many bytes this user may still write where `path` is or will be."""
+    existing = Path(path).absolute()
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free

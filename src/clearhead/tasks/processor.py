@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clearhead.errors import CheckpointError
+from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model import ModelConfig
 from clearhead.model.config import nest_options
 from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.settings import TaskRecipe
+from clearhead.tasks.settings import Section, TaskRecipe, validate
 from clearhead.text.batches import Ragged
 
 if TYPE_CHECKING:
@@ -126,9 +126,19 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
     config: ModelConfig
     # Of the inputs, which a model that starts from these weights takes over; None if there is none for all texts.
     tokenizer: Tokenizer | None = None
+    labels: Sequence[str] = ()  # of the model's output head, if it has one
+    stored_kind: ClassVar[type[Section]] = Section  # of the settings in a model folder…
+    stored: Section  # …and they themselves
     documents: str | None = None  # where rows are documents: what of a `.txt` file is one, as in `[data]`
     # What the data chose where the recipe says "auto", by the key in the recipe. `Objective.calibrate` may add to it.
     chosen_settings: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, tokenizer: Tokenizer, config: ModelConfig, stored: Section) -> None:
+        self.tokenizer, self.config, self.stored = tokenizer, config, stored
+
+    def store(self, **settings: Any) -> None:
+        """Changes settings that are stored with the model."""
+        self.stored = self.stored.model_copy(update=settings)
 
     # Data
 
@@ -205,7 +215,7 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
     @property
     def settings(self) -> dict[str, Any]:
         """What `load` needs beside the files of `save`, as JSON."""
-        return {}
+        return self.stored.model_dump()
 
     def save(self, folder: Path) -> None:
         """Writes the tokenizers and whatever else turns raw input into tensors."""
@@ -213,22 +223,24 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
             self.tokenizer.save(folder)
 
     @classmethod
-    @abstractmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
-        """The inverse of `save`."""
+        """The inverse of `save`; settings and sizes that make no sense are refused."""
+        from clearhead.text import Tokenizer
 
+        try:
+            processor = cls(Tokenizer.load(folder), config, validate(cls.stored_kind, settings))
+        except ConfigError as error:
+            raise CheckpointError(f"the settings of {folder} are damaged: {error}") from None
+        processor.check_sizes(folder)
+        return processor
 
-def check_sizes(folder: Path, **sizes: tuple[int, int | None]) -> None:
-    """Refuses a model folder whose files (first number) and whose model (second) differ in a size.
-
-    >>> check_sizes(Path("mine"), labels=(2, 3), tokens=(300, 300))
-    Traceback (most recent call last):
-    clearhead.errors.CheckpointError: mine has 2 labels and 300 tokens, but its model 3 and 300; copy the folder again
-    """
-    if any(stored != built for stored, built in sizes.values()):
-        stored = " and ".join(f"{stored} {name}" for name, (stored, _) in sizes.items())
-        built = " and ".join(str(built) for _, built in sizes.values())
-        raise CheckpointError(f"{folder} has {stored}, but its model {built}; copy the folder again")
+    def check_sizes(self, folder: Path) -> None:
+        """Refuses a model folder whose files and whose model differ in their numbers of labels or tokens."""
+        tokens = 0 if self.tokenizer is None else self.tokenizer.size
+        labels, built = len(self.labels), (self.config.label_count, self.config.vocabulary)
+        if (labels, tokens) != built:
+            problem = f"{folder} has {labels} labels and {tokens} tokens, but its model {built[0]} and {built[1]}"
+            raise CheckpointError(f"{problem}; copy the folder again")
 
 
 AnyProcessor = Processor[Any, Any]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, cast
 
 from clearhead.errors import ConfigError, DataError
-from clearhead.formatting import suggest_name
+from clearhead.formatting import format_count, suggest_name
 
 KINDS = (".tsv", ".csv", ".jsonl", ".txt")
 SKIP = "-"  # in `columns`: a field that is not wanted
@@ -129,10 +129,8 @@ def check_file(path: Path) -> Path:
         raise DataError(f"{path} is a folder, a file is needed; it contains {_join(inside) or 'nothing'}")
     if path.exists():
         return path
-    folder = path.parent
-    if not folder.is_dir():
-        raise DataError(f"no file {path}: there is no folder {folder}")
-    hint = suggest_name(path.name, [child.name for child in folder.iterdir()], otherwise="")
+    beside = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
+    hint = suggest_name(path.name, beside, otherwise="")
     raise DataError(f"no file {path}{hint and '; '}{hint}")
 
 
@@ -190,13 +188,12 @@ def _read_fields(path: Path, wanted: Sequence[str], columns: Sequence[str], sepa
         if line == 1:
             count = len(fields)
             if count < len(columns):
-                refuse_line(
-                    path, line, f"{_count_fields(fields)} for the {len(columns)} columns {_join(columns)}", text
-                )
+                problem = f"{format_count(count, 'field')} for the {len(columns)} columns {_join(columns)}"
+                refuse_line(path, line, problem, text)
         if len(fields) != count:
             if _is_blank(text) and all(_is_blank(rest) for _, rest in lines):
                 return
-            refuse_line(path, line, f"{_count_fields(fields)} where the first line has {count}", text)
+            refuse_line(path, line, f"{format_count(len(fields), 'field')} where the first line has {count}", text)
         yield Row(tuple(fields[index] for index in indices), str(path), line)
 
 
@@ -208,18 +205,16 @@ def _read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
             if not header:
                 header = fields
                 if missing := [column for column in wanted if column not in header]:
-                    refuse_line(
-                        path, line, f"the header line has no {_join(missing)}; {suggest_name(missing[0], header)}"
-                    )
+                    problem = f"the header line has no {_join(missing)}; {suggest_name(missing[0], header)}"
+                    refuse_line(path, line, problem)
                 if twice := [column for column in wanted if header.count(column) > 1]:
                     refuse_line(path, line, f"the header line has {_join(twice)} more than once; rename all but one")
                 indices = [header.index(column) for column in wanted]
             elif len(fields) != len(header):
                 if _is_blank(*fields) and all(_is_blank(*rest) for rest in rows):
                     break
-                refuse_line(
-                    path, line, f"{_count_fields(fields)} where the header line has {len(header)}", ",".join(fields)
-                )
+                problem = f"{format_count(len(fields), 'field')} where the header line has {len(header)}"
+                refuse_line(path, line, problem, ",".join(fields))
             else:
                 yield Row(tuple(fields[index] for index in indices), str(path), line)
                 empty = False
@@ -300,10 +295,6 @@ def _shorten_line(text: str) -> str:
     if _is_blank(text):
         return "the line is empty; delete it"
     return repr(text if len(text) <= 60 else text[:60] + "…")
-
-
-def _count_fields(fields: Sequence[str]) -> str:
-    return "1 field" if len(fields) == 1 else f"{len(fields)} fields"
 
 
 def describe_type(value: Any) -> str:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from clearhead.errors import CheckpointError, ConfigError, DataError, PackageError
+from tokenizers import Tokenizer as Engine
+from tokenizers import models
+
+from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.formatting import suggest_name
 from clearhead.storage import atomic_file, check_format, read_json, write_json
 from clearhead.text.chinese import load_converter, replace_variants
+from clearhead.text.hf_tokenizers import (
+    BYTES,
+    FIXED,
+    MASK,
+    SPECIAL,
+    make_enclosing_processor,
+    make_engine,
+    train_vocabulary,
+)
 
 FORMAT = 1
 KINDS = ("bpe", "unigram", "character")
@@ -88,12 +99,11 @@ class Tokenizer:
         >>> Tokenizer.train(["a"], kind="character", exact=True).normal(" a\\n\\n  ①")
         ' a\\n\\n  ①'
         """
-        library = _import_library()
         if kind not in KINDS:
             raise ConfigError(f"unknown kind of tokenizer {kind!r}; {suggest_name(kind, KINDS)}")
-        if vocabulary <= library.FIXED:
+        if vocabulary <= FIXED:
             raise ConfigError(
-                f"a vocabulary of {vocabulary} is too small: padding, start, end and the 256 bytes take {library.FIXED}"
+                f"a vocabulary of {vocabulary} is too small: padding, start, end and the 256 bytes take {FIXED}"
             )
         settings: dict[str, Any] = {"format": FORMAT, "kind": kind, "script": script, "lowercase": lowercase}
         if script is not None:
@@ -101,34 +111,31 @@ class Tokenizer:
         if exact:
             settings["exact"] = True
         if mask:
-            settings["mask"] = library.MASK
+            settings["mask"] = MASK
         options: dict[str, Any] = {"lowercase": lowercase, "spaced": kind != "character", "exact": exact}
-        blank = cls(library.make_tokenizer(library.models.BPE(), **options), settings)
+        blank = cls(make_engine(models.BPE(), **options), settings)
         if whole := list(dict.fromkeys(map(blank.normal, pieces))):
-            _check_pieces(whole, vocabulary - library.FIXED)
+            _check_pieces(whole, vocabulary - FIXED)
             settings["pieces"] = options["whole"] = whole
-            blank = cls(library.make_tokenizer(library.models.BPE(), **options), settings)
+            blank = cls(make_engine(models.BPE(), **options), settings)
         normal = [text for text in map(blank._normal, texts) if text]
         if not normal:
             raise DataError("there is no text to learn a vocabulary from: every text is empty")
-        from clearhead.text.vocabulary_training import train_vocabulary
-
-        last = [library.MASK] if mask else []
+        last = [MASK] if mask else []
         model = train_vocabulary(normal, kind, vocabulary, last, exact=exact, whole=whole)
-        engine = library.make_tokenizer(model, **options)
+        engine = make_engine(model, **options)
         return cls(engine, {**settings, "size": engine.get_vocab_size()})
 
     @classmethod
     def from_huggingface(cls, folder: str | Path) -> Tokenizer:
         """The tokenizer of a local Hugging Face checkpoint, with its own normalisation; it needs a tokenizer.json."""
-        folder, library = Path(folder), _import_library()
-        path = folder / "tokenizer.json"
-        if not path.is_file():
+        folder = Path(folder)
+        if not (path := folder / "tokenizer.json").is_file():
             raise CheckpointError(
                 f"{folder} has no tokenizer.json; write one with transformers: "
                 "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             )
-        engine = _parse(library, path)
+        engine = _parse(path)
         tokens = _read_special_tokens(folder)
         special = {}
         for role, keys in ROLES.items():
@@ -152,14 +159,14 @@ class Tokenizer:
                 f"a Hugging Face tokenizer cannot convert the script ({self.settings['script']!r}); "
                 "only tokenizers trained with script=None can be exported"
             )
-        engine = _import_library().Tokenizer.from_str(self.engine.to_str())
+        engine = Engine.from_str(self.engine.to_str())
         tokens = self.settings.get("tokens")
         if tokens is None:
-            pad, start, end = (engine.id_to_token(number) for number in (self.pad, self.start, self.end))
+            pad, start, end = (str(engine.id_to_token(number)) for number in (self.pad, self.start, self.end))
             tokens = {"pad_token": pad, "bos_token": start, "eos_token": end, "cls_token": start, "sep_token": end}
             tokens |= {} if self.mask is None else {"mask_token": engine.id_to_token(self.mask)}
             ends = None if decoder else (end, self.end)
-            engine.post_processor = _import_library().make_enclosing_processor((start, self.start), ends)
+            engine.post_processor = make_enclosing_processor((start, self.start), ends)
         typed = not decoder and "cls_token" in tokens
         inputs = ["input_ids", *(["token_type_ids"] if typed else []), "attention_mask"]
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs, **tokens}
@@ -256,11 +263,10 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path, name: str = "tokenizer") -> Tokenizer:
         """The tokenizer that was saved in a folder; `notes` says what may be different here."""
-        library = _import_library()
         path, described = (Path(folder) / f"{name}.{suffix}" for suffix in ("json", "settings.json"))
         settings = read_json(described)
         check_format(described, settings.get("format"), FORMAT)
-        engine = _parse(library, path)
+        engine = _parse(path)
         if settings.get("kind") == HUGGINGFACE:
             special = settings.get("special")
             fits = isinstance(special, dict) and all(
@@ -268,8 +274,8 @@ class Tokenizer:
             )
             engine = _read_plainly(engine)
         else:
-            fixed = [engine.id_to_token(number) for number in range(library.FIXED)]
-            fits = fixed == [*library.SPECIAL, *library.BYTES] and {"script", "lowercase"} <= settings.keys()
+            fixed = [engine.id_to_token(number) for number in range(FIXED)]
+            fits = fixed == [*SPECIAL, *BYTES] and {"script", "lowercase"} <= settings.keys()
         fits = fits and (settings.get("mask") is None or engine.token_to_id(str(settings["mask"])) is not None)
         if not fits or engine.get_vocab_size() != settings.get("size"):
             raise CheckpointError(f"{path} is not the tokenizer that {described.name} describes; copy the folder again")
@@ -336,9 +342,9 @@ def _read_plainly(engine: Any) -> Any:
     return engine
 
 
-def _parse(library: ModuleType, path: Path) -> Any:
+def _parse(path: Path) -> Any:
     try:
-        return library.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        return Engine.from_str(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"the tokenizer's file {path} is missing") from None
     except Exception as error:  # the library raises no class of its own
@@ -366,15 +372,3 @@ def _repair_surrogates(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
-
-
-def _import_library() -> ModuleType:
-    try:
-        from clearhead.text import hf_tokenizers
-    except ImportError as error:
-        if error.name is None or error.name.split(".")[0] != "tokenizers":
-            raise
-        raise PackageError(
-            "text needs the package tokenizers, which is not installed; pip install 'clearhead[train]'"
-        ) from None
-    return hf_tokenizers

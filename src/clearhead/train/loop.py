@@ -21,8 +21,7 @@ from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData
 from clearhead.train.head_monitor import HeadMonitor
 from clearhead.train.observers import Moment, Observer, Sample
-from clearhead.train.parallel import unshard_weights
-from clearhead.train.processes import Processes
+from clearhead.train.processes import Processes, unshard_weights
 from clearhead.train.recipe import CHANGEABLE
 from clearhead.train.updater import Updater
 

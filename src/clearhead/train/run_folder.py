@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tomllib
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from clearhead.errors import CheckpointError, ConfigError
@@ -20,8 +21,13 @@ FILES = {
 }
 
 
-def open_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, overwrite: bool) -> Path | None:
-    """Prepares and locks a run folder until `held` is closed; returns where an old run was moved, if overwritten."""
+@contextmanager
+def begin_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, overwrite: bool) -> Iterator[None]:
+    """Context manager: prepares a run folder, and locks it until `held` is closed.
+
+    After an error inside it, a new folder is removed, and an old run that was to be overwritten comes back.
+    """
+    made = not where.exists()
     restore_replaced(where / "model")
     inside, saved = _list_folder(where, resume), where / "recipe.toml"
     ours = saved.is_file() and saved.read_text(encoding="utf-8", errors="replace").startswith(HEADER)
@@ -48,7 +54,16 @@ def open_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, over
         _lock(where, held)
     if not begun or overwrite:  # a run that is resumed keeps its files until all is known to be right
         save_recipe(where, recipe)
-    return aside
+    try:
+        yield
+    except BaseException:
+        if made or aside is not None:
+            shutil.rmtree(where)
+        if aside is not None:
+            aside.rename(where)
+        raise
+    if aside is not None:
+        shutil.rmtree(aside)
 
 
 def save_recipe(where: Path, recipe: Recipe) -> None:
@@ -66,13 +81,6 @@ def fill_from_saved(where: Path, recipe: Recipe) -> Recipe:
     fitted = recipe.kind.objective.fit(0, gpu=False).get("train", {})
     train = {key: getattr(before.train, key) for key in fitted if key not in recipe.train.model_fields_set}
     return recipe.model_copy(update={"model": before.model, "train": recipe.train.model_copy(update=train)})
-
-
-def restore_old_run(where: Path, aside: Path | None) -> None:
-    """Moves the old run back, after the new one failed to start."""
-    if aside is not None:
-        shutil.rmtree(where)
-        aside.rename(where)
 
 
 def _list_folder(where: Path, resume: bool) -> list[str]:

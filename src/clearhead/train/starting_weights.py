@@ -59,16 +59,12 @@ def start_model(model: Model, start: Pretrained, labels: Sequence[str], train: T
 
 
 def print_start(model: Model, transfer: Transfer, train: Train) -> None:
-    """Prints which weights a new run took over, and where its adapters are.
-
-    >>> sizes = {"encoder.layers.0.x": 2_000_000, "vocabulary.words.weight": 500}
-    >>> _describe_tensors("taken", sizes)
-    '  taken: 2 tensors (2,000,500 weights): encoder, vocabulary'
-    """
+    """Prints which weights a new run took over, and where its adapters are."""
     print_message(f"starting from {train.init_from}:")
     for fate, sizes in transfer._asdict().items():
         if sizes:
-            print_message(_describe_tensors(fate, sizes))
+            parts = ", ".join(dict.fromkeys(name.split(".")[0] for name in sizes))
+            print_message(f"  {fate}: {len(sizes)} tensors ({sum(sizes.values()):,} weights): {parts}")
     if train.lora_rank:
         adapted = " and ".join(train.lora_on)
         count = count_adapter_weights(model)
@@ -113,11 +109,6 @@ def _read_start(where: Path) -> dict[str, Any]:
     content = read_json(where / START)
     check_format(where / START, content.get("format"), FORMAT)
     return content
-
-
-def _describe_tensors(fate: str, sizes: dict[str, int]) -> str:
-    parts = ", ".join(dict.fromkeys(name.split(".")[0] for name in sizes))
-    return f"  {fate}: {len(sizes)} tensors ({sum(sizes.values()):,} weights): {parts}"
 
 
 def _find_folder(name: str, base: Path) -> Path:

@@ -14,10 +14,9 @@ runs/NAME/
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,13 +32,18 @@ from clearhead.tasks.processor import AnyProcessor
 from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData, prepare_data
 from clearhead.train.finished_model import print_chosen, write_finished_model
-from clearhead.train.head_plots import HeadLog
+from clearhead.train.head_monitor import HeadLog
 from clearhead.train.loop import Trainer
 from clearhead.train.observers import LossPlot, MetricsLog, Observer, ProgressReport, TensorBoardLog
-from clearhead.train.parallel import distinguish_equal_sizes, resolve_precision, select_attention_kernels
-from clearhead.train.processes import Processes, join_processes
-from clearhead.train.recipe import Train, read_recipe, resolve_sources
-from clearhead.train.run_folder import fill_from_saved, open_run, restore_old_run, save_recipe
+from clearhead.train.processes import (
+    Processes,
+    distinguish_equal_sizes,
+    join_processes,
+    resolve_precision,
+    select_attention_kernels,
+)
+from clearhead.train.recipe import Train, read_recipe
+from clearhead.train.run_folder import begin_run, fill_from_saved, save_recipe
 from clearhead.train.starting_weights import print_start, read_new, record_start, start_model
 
 
@@ -61,12 +65,9 @@ def run_training(
     with join_processes(device) as processes, ExitStack() as held:
         resolve_precision(wanted.train.precision, processes.device)
         wanted = fill_from_saved(where, wanted) if resume else wanted
-        aside, made = None, False
-        if processes.first:
-            made = not where.exists()
-            aside = open_run(where, wanted, held, resume=resume, overwrite=overwrite)
-        processes.wait()
-        with _undo_on_error(where, aside, made):
+        begin = begin_run(where, wanted, held, resume=resume, overwrite=overwrite)
+        with begin if processes.first else nullcontext():
+            processes.wait()
             data = prepare_data(where, wanted, base, processes)
             trainer, transfer = _make_trainer(where, data, processes)
             steps = trainer.checkpoints.steps()
@@ -75,10 +76,8 @@ def run_training(
             begun = None if steps else transfer
             if processes.first:
                 _record_beginning(where, trainer, begun)
-        if aside is not None:
-            shutil.rmtree(aside)
         if processes.first:
-            _print_summary(where, trainer, base)
+            _print_summary(where, trainer)
             if begun is not None:
                 print_start(trainer.model, begun, trainer.train)
         with (
@@ -117,21 +116,6 @@ def _record_beginning(where: Path, trainer: Trainer, transfer: Transfer | None) 
     if data.start is not None and transfer is not None:
         record_start(where, data.start, transfer, data.recipe.train)
     (where / "report.txt").write_text(data.report + "\n", encoding="utf-8")
-
-
-@contextmanager
-def _undo_on_error(where: Path, aside: Path | None, made: bool) -> Iterator[None]:
-    """Context manager: after an error in the data or the model, restores the folder as it was before.
-
-    An old run that was moved aside comes back, and a new folder is removed.
-    """
-    try:
-        yield
-    except BaseException:
-        restore_old_run(where, aside)
-        if made:
-            shutil.rmtree(where)
-        raise
 
 
 def check_memory(processor: AnyProcessor, train: Train, processes: Processes) -> None:
@@ -217,7 +201,7 @@ def _handle_signals(trainer: Trainer) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _print_summary(where: Path, trainer: Trainer, base: Path) -> None:
+def _print_summary(where: Path, trainer: Trainer) -> None:
     """Prints what is about to be trained, and warns about recipe settings that are probably mistakes."""
     data, recipe, train = trainer.data, trainer.data.recipe, trainer.train
     print_message(data.report)
@@ -227,10 +211,6 @@ def _print_summary(where: Path, trainer: Trainer, base: Path) -> None:
     print_chosen(data.processor.chosen_settings)
     if trainer.dev is None and (train.patience is not None or train.metric not in (None, "loss")):
         print_message("train.patience and train.metric do nothing without data.dev: the last weights are kept")
-    if recipe.data.dev is not None and not isinstance(recipe.data.dev, float):
-        files = resolve_sources(recipe.data.train, base)
-        if same := [file for file in resolve_sources(recipe.data.dev, base) if file in files]:
-            print_message(f"data.dev is also in data.train ({same[0]}): its scores say nothing about new inputs")
     size, trained = (
         sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad or frozen)
         for frozen in (True, False)

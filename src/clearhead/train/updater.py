@@ -1,9 +1,10 @@
-"""Updater: one optimizer step from one or more accumulated batches, on one process or several."""
+"""Updater: one optimizer step from one or more accumulated batches, on one process or several; learning rates."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,13 +20,16 @@ from clearhead.model.layers import Stack
 from clearhead.tasks.objective import AnyObjective
 from clearhead.tasks.processor import Examples
 from clearhead.text.batches import Batch
-from clearhead.train.cuda_graphs import GraphedLoss
-from clearhead.train.parallel import LossModule, compile_layers, distribute, resolve_precision
-from clearhead.train.processes import Processes
+from clearhead.train.processes import (
+    GraphedLoss,
+    LossModule,
+    Processes,
+    compile_layers,
+    distribute,
+    resolve_precision,
+)
 from clearhead.train.recipe import Train
-from clearhead.train.schedules import layer_depth, layer_factor, learning_rate
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of each weight
 
 
@@ -146,7 +150,7 @@ class Updater:
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.precision not in ("bfloat16", "float16"):
             return contextlib.nullcontext()
-        return torch.autocast(self.processes.device.type, DTYPES[self.precision])
+        return torch.autocast(self.processes.device.type, getattr(torch, self.precision))
 
     def collect_tensors(self) -> dict[str, Tensor]:
         """Weights, averaged weights and the optimizer's moments in one flat dict, as a checkpoint stores them."""
@@ -213,18 +217,13 @@ class Updater:
             if parameter.requires_grad:
                 new = name in self.new
                 head = train.head_warmup > 0 and (new or layer_depth(name, self._layers) == 0)
-                factor = 1.0 if new else layer_factor(name, self._layers, train.layer_decay)
+                factor = 1.0 if new else train.layer_decay ** layer_depth(name, self._layers)
                 key = parameter.ndim < 2, factor, head
                 members.setdefault(key, []).append(parameter)
-        groups = [
-            {
-                "params": parameters,
-                "weight_decay": 0.0 if vector else train.weight_decay,
-                "factor": factor,
-                "head": head,
-            }
-            for (vector, factor, head), parameters in sorted(members.items(), key=lambda item: item[0])
-        ]
+        groups: list[dict[str, Any]] = []
+        for (vector, factor, head), parameters in sorted(members.items(), key=lambda item: item[0]):
+            decay = 0.0 if vector else train.weight_decay
+            groups.append({"params": parameters, "weight_decay": decay, "factor": factor, "head": head})
         return torch.optim.AdamW(groups, lr=self.train.learning_rate, betas=self.train.betas, eps=1e-9, fused=True)
 
     def _seed_random(self, step: int) -> None:
@@ -232,20 +231,19 @@ class Updater:
         state = np.random.SeedSequence([self.seed, step, self.processes.rank]).generate_state(1, np.uint64)
         torch.manual_seed(int(state[0] >> np.uint64(1)))
 
-    def _without_sync(self) -> contextlib.AbstractContextManager[Any]:
-        """Context manager: gradients are not exchanged between processes."""
-        if self.processes.count == 1:
-            return contextlib.nullcontext()
-        if isinstance(self.forward, nn.parallel.DistributedDataParallel):
-            return self.forward.no_sync()
-        return self._sharded_without_sync()
-
     @contextlib.contextmanager
-    def _sharded_without_sync(self) -> Iterator[None]:
-        sharded: Any = self.model
-        sharded.set_requires_gradient_sync(False)
-        yield
-        sharded.set_requires_gradient_sync(True)
+    def _without_sync(self) -> Iterator[None]:
+        """Context manager: gradients are not exchanged between processes."""
+        if isinstance(self.forward, nn.parallel.DistributedDataParallel):
+            with self.forward.no_sync():
+                yield
+        elif self.processes.count > 1:
+            sharded: Any = self.model
+            sharded.set_requires_gradient_sync(False)
+            yield
+            sharded.set_requires_gradient_sync(True)
+        else:
+            yield
 
 
 @torch.no_grad()
@@ -262,3 +260,40 @@ def _get_tensor(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tenso
             f"the checkpoint's {name} is {got}, the model's is of shape {tuple(like.shape)}; was the recipe changed?"
         )
     return tensor
+
+
+def learning_rate(kind: str, peak: float, step: int, *, warmup: int, done: float) -> float:
+    """The learning rate of a step (the first is 1), when the share `done` (0 to 1) of the run is completed.
+
+    It rises for `warmup` steps, and after them it falls with 1/√step, or over the whole run on a half cosine or a
+    line that end at zero, or stays. (A warm-up of more than 0.4 of the run meets the fall before it is over.)
+
+    >>> [learning_rate("inverse-sqrt", 1.0, step, warmup=4, done=step / 64) for step in (1, 4, 16, 64)]
+    [0.25, 1.0, 0.5, 0.25]
+    >>> learning_rate("linear", 1.0, 48, warmup=4, done=0.75)
+    0.25
+    """
+    rising = step / warmup if step < warmup else 1.0
+    if kind == "inverse-sqrt":
+        falling = math.sqrt(max(warmup, 1) / max(step, warmup, 1))
+    elif kind == "cosine":
+        falling = (1 + math.cos(math.pi * min(done, 1.0))) / 2
+    elif kind == "linear":
+        falling = 1 - min(done, 1.0)
+    else:
+        falling = 1.0
+    return peak * min(rising, 1.0) * falling
+
+
+def layer_depth(name: str, layers: Mapping[str, int]) -> int:
+    """How many layers lie between a parameter and the output: 0 for output heads, most for embeddings and patches.
+
+    `layers` says how many layers a stack has.
+
+    >>> [layer_depth(name, {"encoder": 2}) for name in ("to_labels.bias", "encoder.layers.1.x", "vocabulary.words.w")]
+    [0, 1, 3]
+    """
+    if match := re.match(r"(encoder|decoder)\.layers\.(\d+)\.", name):
+        return layers[match[1]] - int(match[2])
+    lowest = r"patches\.|(source_)?vocabulary\.words\.|(encoder|decoder)\.(positions|segments|embedding_norm)\."
+    return max(layers.values()) + 1 if re.match(lowest, name) else 0

@@ -50,11 +50,12 @@ def run(call: Call) -> Float[Tensor, "batch heads queries d_v"]:
     mask, masked = call.mask, None
     if mask is not None:
         masked = mask.once(("blocks", queries, keys, q.device), lambda: build_block_mask(mask, queries, keys, q.device))
+    capped_or_biased = call.softcap is not None or call.bias is not None
     result = call_compiled(
         q,
         k,
         v,
-        score_mod=make_score_function(call),
+        score_mod=TileScorer.of_call(call)._replace(mask=None).score_pairs if capped_or_biased else None,
         block_mask=masked,
         scale=scale,
         enable_gqa=heads != k.shape[1],
@@ -85,13 +86,6 @@ def compile_kernel() -> Callable[..., Any]:
 
     # Not dynamic: sizes then enter a mask's function as symbols, on which PyTorch 2.11 fails.
     return torch.compile(flex_attention, fullgraph=True, dynamic=False)
-
-
-def make_score_function(call: Call) -> Callable[..., Float[Tensor, "..."]] | None:
-    """cap, then bias, as a function of one score."""
-    if call.softcap is None and call.bias is None:
-        return None
-    return TileScorer.of_call(call)._replace(mask=None).score_pairs
 
 
 def build_block_mask(mask: Mask, queries: int, keys: int, device: torch.device) -> Any:

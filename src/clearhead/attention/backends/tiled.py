@@ -23,10 +23,9 @@ from clearhead.attention.tile_scores import TileScorer, VisibleRun, find_visible
 from clearhead.errors import BackendError
 
 # Scores held at once (16 MiB). Measured on 2 cores at (1, 8, 4096, 64): less and more are both slower.
-TILE = 2**22
-# The mask is evaluated by blocks of so many keys first, to skip hidden ones and those fully visible.
-BLOCK = 64
+TILE_SCORES = 2**22
 GPU_TILES = 16  # how many times larger tiles are on a GPU, which is idle between small ones
+BLOCK_KEYS = 64  # the mask is evaluated by blocks of keys first, to skip hidden ones and those fully visible
 
 
 class Options(NamedTuple):
@@ -73,13 +72,7 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     @_disable_autocast
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sinks: Tensor | None,
-        parameter: Tensor | None,
-        options: Options,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, parameter: Tensor | None, options: Options
     ) -> Tensor:
         work = _TileArithmetic(q, k, v, sinks, options)
         out = v.new_zeros(*q.shape[:3], v.shape[3])
@@ -157,12 +150,12 @@ class _TileArithmetic:
     def tiles(self) -> Iterator[Tile]:
         """Blocks of queries that see anything, each with the run of keys that it may see."""
         samples = self.q.shape[0] * self.q.shape[1]
-        held = TILE * GPU_TILES if self.q.is_cuda else TILE
+        held = TILE_SCORES * GPU_TILES if self.q.is_cuda else TILE_SCORES
         rows = max(16, min(512, held // max(1, samples * self.keys), self.queries))
         whole = slice(0, self.keys)
         runs = [VisibleRun(whole, () if self.options.mask is None else (whole,))] * -(-self.queries // rows)
         if self.options.mask is not None and self.keys and not torch.compiler.is_compiling():
-            columns = max(BLOCK, self.keys // 256)  # at most 256 blocks a row: their number is O(n)
+            columns = max(BLOCK_KEYS, self.keys // 256)  # at most 256 blocks a row: their number is O(n)
             runs = find_visible_runs(self.options.mask, self.queries, self.keys, rows, columns, self.q.device)
         for n, row in enumerate(range(0, self.queries, rows)):
             if runs[n].columns.stop:
@@ -196,7 +189,7 @@ class _TileArithmetic:
 
     def times_keys(self, left: Tensor, right: Tensor) -> Tensor:
         """(heads, rows, columns) · (kv_heads, columns, d) → (heads, rows, d)"""
-        return _unfold_shared_heads(_fold_shared_heads(left, right) @ right, left.shape[1])
+        return (_fold_shared_heads(left, right) @ right).view(*left.shape[:3], right.shape[3])
 
     def over_queries(self, left: Tensor, right: Tensor) -> Tensor:
         """(heads, rows, columns)ᵀ · (heads, rows, d) → (kv_heads, columns, d), summed over sharing heads"""
@@ -207,10 +200,6 @@ def _fold_shared_heads(x: Tensor, shared: Tensor) -> Tensor:
     """Heads that share keys become more rows of one head."""
     heads, kv_heads = x.shape[1], shared.shape[1]
     return x.reshape(x.shape[0], kv_heads, heads // kv_heads * x.shape[2], x.shape[3])
-
-
-def _unfold_shared_heads(x: Tensor, heads: int) -> Tensor:
-    return x.view(x.shape[0], heads, x.shape[1] * x.shape[2] // heads, x.shape[3])
 
 
 def _exp_(x: Tensor) -> Tensor:

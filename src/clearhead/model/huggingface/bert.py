@@ -7,18 +7,9 @@ from itertools import chain
 
 from clearhead.errors import CheckpointError
 from clearhead.model.config import Labels, ModelConfig
+from clearhead.model.huggingface import mapping
 from clearhead.model.huggingface.config_json import HuggingFaceConfig, write_fields
-from clearhead.model.huggingface.mapping import (
-    CheckpointForm,
-    CheckpointMapping,
-    ParameterMapping,
-    count_head_rows,
-    find_trunk,
-    map_linear_in,
-    map_linear_out,
-    map_norm,
-    map_words,
-)
+from clearhead.model.huggingface.mapping import CheckpointForm, CheckpointMapping, ParameterMapping
 from clearhead.model.output_heads import Classifier, TokenClassifier
 from clearhead.model.transformer import Encoder
 
@@ -49,16 +40,10 @@ BERT_HEAD, ROBERTA_HEAD = "cls.predictions", "lm_head"  # prefixes of the masked
 
 def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> CheckpointMapping:
     bert = settings.read_string("model_type") == "bert"
-    trunk = find_trunk(names, "bert." if bert else "roberta.")
+    trunk = mapping.find_trunk(names, "bert." if bert else "roberta.")
     settings.require(is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
     values = settings.read_fields(
-        KEYS,
-        activation="gelu",
-        norm_epsilon=1e-12,
-        segments=2,
-        tie_embeddings=True,
-        dropout=0.1,
-        attention_dropout=0.1,
+        KEYS, activation="gelu", norm_epsilon=1e-12, segments=2, tie_embeddings=True, dropout=0.1, attention_dropout=0.1
     )
     # RoBERTa's positions start after the padding token's id, ours at 0: the rows before are never used.
     skipped = 0 if bert else settings.read_int("pad_token_id", 1, least=0) + 1
@@ -105,22 +90,22 @@ def _map_label_head(config: ModelConfig, pooler: str, classifier: str) -> Iterat
     if config.labels is None:
         return
     if config.labels.pooling == "first":
-        yield from map_linear_in("pooler", pooler)
+        yield from mapping.linear_in("pooler", pooler)
     else:
         classifier = "classifier"
-    yield from map_linear_in("to_labels", classifier)
+    yield from mapping.linear_in("to_labels", classifier)
 
 
 def _map_parameters(
     config: ModelConfig, names: frozenset[str], trunk: str, head: str, skipped: int
 ) -> Iterator[ParameterMapping]:
     copies = (f"{head}.decoder.weight",) if config.tie_embeddings else ()
-    yield map_words(f"{trunk}embeddings.word_embeddings.weight", *copies)
+    yield mapping.words(f"{trunk}embeddings.word_embeddings.weight", *copies)
     table = f"{trunk}embeddings.position_embeddings.weight"
     yield ParameterMapping("encoder.positions.weight", (table,), skipped=skipped)
     if config.segments:
         yield ParameterMapping("encoder.segments.weight", (f"{trunk}embeddings.token_type_embeddings.weight",))
-    yield from map_norm("encoder.embedding_norm", f"{trunk}embeddings.LayerNorm")
+    yield from mapping.norm("encoder.embedding_norm", f"{trunk}embeddings.LayerNorm")
     for number in range(config.layers):
         yield from _map_layer(config, f"encoder.layers.{number}", f"{trunk}encoder.layer.{number}")
     if config.logits_transform:
@@ -129,18 +114,20 @@ def _map_parameters(
 
 def _map_layer(config: ModelConfig, ours: str, theirs: str) -> Iterator[ParameterMapping]:
     heads = [f"{theirs}.attention.self.{part}" for part in ("query", "key", "value")]
-    yield from map_linear_in(f"{ours}.self_attention.to_qkv", *heads, rows=count_head_rows(config))
-    yield from map_linear_out(f"{ours}.self_attention.to_out", f"{theirs}.attention.output.dense")
-    yield from map_norm(f"{ours}.self_norm", f"{theirs}.attention.output.LayerNorm")
-    yield from map_linear_in(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
-    yield from map_linear_out(f"{ours}.feedforward.down", f"{theirs}.output.dense")
-    yield from map_norm(f"{ours}.feedforward_norm", f"{theirs}.output.LayerNorm")
+    yield from mapping.linear_in(f"{ours}.self_attention.to_qkv", *heads, rows=mapping.count_head_rows(config))
+    yield from mapping.linear_out(f"{ours}.self_attention.to_out", f"{theirs}.attention.output.dense")
+    yield from mapping.norm(f"{ours}.self_norm", f"{theirs}.attention.output.LayerNorm")
+    yield from mapping.linear_in(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
+    yield from mapping.linear_out(f"{ours}.feedforward.down", f"{theirs}.output.dense")
+    yield from mapping.norm(f"{ours}.feedforward_norm", f"{theirs}.output.LayerNorm")
 
 
 def _map_head(config: ModelConfig, names: frozenset[str], head: str) -> Iterator[ParameterMapping]:
     bert = head == BERT_HEAD
-    yield from map_linear_out("vocabulary.transform", f"{head}.transform.dense" if bert else f"{head}.dense")
-    yield from map_norm("vocabulary.transform_norm", f"{head}.transform.LayerNorm" if bert else f"{head}.layer_norm")
+    yield from mapping.linear_out("vocabulary.transform", f"{head}.transform.dense" if bert else f"{head}.dense")
+    yield from mapping.norm(
+        "vocabulary.transform_norm", f"{head}.transform.LayerNorm" if bert else f"{head}.layer_norm"
+    )
     if not config.tie_embeddings:
         yield ParameterMapping("vocabulary.output.weight", (f"{head}.decoder.weight",))
     if config.tie_embeddings:

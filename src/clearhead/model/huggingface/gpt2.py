@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clearhead.model.config import ModelConfig
+from clearhead.model.huggingface import mapping
 from clearhead.model.huggingface.config_json import HuggingFaceConfig, write_fields
-from clearhead.model.huggingface.mapping import (
-    CheckpointForm,
-    CheckpointMapping,
-    ParameterMapping,
-    find_trunk,
-    map_linear_in,
-    map_linear_out,
-    map_norm,
-    map_output,
-    map_words,
-)
+from clearhead.model.huggingface.mapping import CheckpointForm, CheckpointMapping, ParameterMapping
 from clearhead.model.transformer import Decoder
 
 KEYS = {
@@ -36,7 +27,7 @@ HARMLESS = r"h\.\d+\.attn\.(masked_)?bias"  # the causal mask, kept as a table
 
 
 def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> CheckpointMapping:
-    trunk = find_trunk(names, "transformer.")
+    trunk = mapping.find_trunk(names, "transformer.")
     settings.require(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     values = settings.read_fields(
         KEYS,
@@ -52,19 +43,19 @@ def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> Checkp
 
 
 def map_parameters(config: ModelConfig, trunk: str) -> Iterator[ParameterMapping]:
-    yield map_words(f"{trunk}wte.weight", *(("lm_head.weight",) if config.tie_embeddings else ()))
+    yield mapping.words(f"{trunk}wte.weight", *(("lm_head.weight",) if config.tie_embeddings else ()))
     if not config.tie_embeddings:
-        yield map_output("lm_head.weight")
+        yield mapping.output("lm_head.weight")
     yield ParameterMapping("decoder.positions.weight", (f"{trunk}wpe.weight",))
     for number in range(config.layers):
         ours, theirs = f"decoder.layers.{number}", f"{trunk}h.{number}"
-        yield from map_norm(f"{ours}.self_norm", f"{theirs}.ln_1")
-        yield from map_linear_in(f"{ours}.self_attention.to_qkv", f"{theirs}.attn.c_attn", layout="transposed")
-        yield from map_linear_out(f"{ours}.self_attention.to_out", f"{theirs}.attn.c_proj", layout="transposed")
-        yield from map_norm(f"{ours}.feedforward_norm", f"{theirs}.ln_2")
-        yield from map_linear_in(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc", layout="transposed")
-        yield from map_linear_out(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj", layout="transposed")
-    yield from map_norm("decoder.final_norm", f"{trunk}ln_f")
+        yield from mapping.norm(f"{ours}.self_norm", f"{theirs}.ln_1")
+        yield from mapping.linear_in(f"{ours}.self_attention.to_qkv", f"{theirs}.attn.c_attn", layout="transposed")
+        yield from mapping.linear_out(f"{ours}.self_attention.to_out", f"{theirs}.attn.c_proj", layout="transposed")
+        yield from mapping.norm(f"{ours}.feedforward_norm", f"{theirs}.ln_2")
+        yield from mapping.linear_in(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc", layout="transposed")
+        yield from mapping.linear_out(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj", layout="transposed")
+    yield from mapping.norm("decoder.final_norm", f"{trunk}ln_f")
 
 
 def make_form(config: ModelConfig) -> CheckpointForm:

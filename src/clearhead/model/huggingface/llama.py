@@ -9,19 +9,9 @@ from typing import Any
 from clearhead.attention.positions import SCALINGS
 from clearhead.errors import CheckpointError
 from clearhead.model.config import ModelConfig
+from clearhead.model.huggingface import mapping
 from clearhead.model.huggingface.config_json import REQUIRED, HuggingFaceConfig, write_fields
-from clearhead.model.huggingface.mapping import (
-    CheckpointForm,
-    CheckpointMapping,
-    ParameterMapping,
-    count_head_rows,
-    find_trunk,
-    map_linear_in,
-    map_linear_out,
-    map_norm,
-    map_output,
-    map_words,
-)
+from clearhead.model.huggingface.mapping import CheckpointForm, CheckpointMapping, ParameterMapping
 from clearhead.model.transformer import Decoder
 
 HARMLESS = r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"  # computed anew from the base
@@ -45,7 +35,7 @@ SCALING_KEYS = {"default": (), "linear": SCALINGS["linear"], "llama3": SCALINGS[
 
 def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> CheckpointMapping:
     kind = settings.read_string("model_type")
-    trunk = find_trunk(names, "model.")
+    trunk = mapping.find_trunk(names, "model.")
     heads = settings.read_int("num_attention_heads")
     values = settings.read_fields(
         KEYS,
@@ -94,24 +84,26 @@ def _lacks_output(settings: HuggingFaceConfig, names: frozenset[str], trunk: str
 
 def map_parameters(config: ModelConfig, trunk: str, *, out_bias: bool) -> Iterator[ParameterMapping]:
     """`out_bias`: whether the projection out of the heads has a bias where those into them have."""
-    yield map_words(f"{trunk}embed_tokens.weight", *(("lm_head.weight",) if config.tie_embeddings else ()))
+    yield mapping.words(f"{trunk}embed_tokens.weight", *(("lm_head.weight",) if config.tie_embeddings else ()))
     if not config.tie_embeddings:
-        yield map_output("lm_head.weight")
+        yield mapping.output("lm_head.weight")
     biased, gate = bool(config.resolve().attention_bias), (config.feedforward, config.feedforward)
     for number in range(config.layers):
         ours, theirs = f"decoder.layers.{number}", f"{trunk}layers.{number}"
-        yield from map_norm(f"{ours}.self_norm", f"{theirs}.input_layernorm", bias=False)
+        yield from mapping.norm(f"{ours}.self_norm", f"{theirs}.input_layernorm", bias=False)
         heads = [f"{theirs}.self_attn.{part}_proj" for part in "qkv"]
-        yield from map_linear_in(f"{ours}.self_attention.to_qkv", *heads, rows=count_head_rows(config), bias=biased)
+        yield from mapping.linear_in(
+            f"{ours}.self_attention.to_qkv", *heads, rows=mapping.count_head_rows(config), bias=biased
+        )
         out = f"{ours}.self_attention.to_out"
-        yield from map_linear_out(out, f"{theirs}.self_attn.o_proj", bias=biased and out_bias)
+        yield from mapping.linear_out(out, f"{theirs}.self_attn.o_proj", bias=biased and out_bias)
         if biased and not out_bias:
             yield ParameterMapping(f"{out}.bias", ())
-        yield from map_norm(f"{ours}.feedforward_norm", f"{theirs}.post_attention_layernorm", bias=False)
+        yield from mapping.norm(f"{ours}.feedforward_norm", f"{theirs}.post_attention_layernorm", bias=False)
         gated = [f"{theirs}.mlp.{part}_proj" for part in ("gate", "up")]
-        yield from map_linear_in(f"{ours}.feedforward.up", *gated, rows=gate, bias=config.bias)
-        yield from map_linear_out(f"{ours}.feedforward.down", f"{theirs}.mlp.down_proj", bias=config.bias)
-    yield from map_norm("decoder.final_norm", f"{trunk}norm", bias=False)
+        yield from mapping.linear_in(f"{ours}.feedforward.up", *gated, rows=gate, bias=config.bias)
+        yield from mapping.linear_out(f"{ours}.feedforward.down", f"{theirs}.mlp.down_proj", bias=config.bias)
+    yield from mapping.norm("decoder.final_norm", f"{trunk}norm", bias=False)
 
 
 def make_form(config: ModelConfig, max_length: int) -> CheckpointForm:
@@ -165,36 +157,17 @@ def _read_rotary(settings: HuggingFaceConfig) -> tuple[float, dict[str, float | 
 
 
 def _read_window(settings: HuggingFaceConfig, kind: str) -> int | None:
-    """How many keys a token sees, itself included, if all layers agree."""
-    layers = settings.read_int("num_hidden_layers")
-    window, sliding = _count_sliding(settings, kind, layers)
-    if settings.has("layer_types"):
-        kinds = settings.values["layer_types"]
-        names = ("full_attention", "sliding_attention")
-        if not isinstance(kinds, list) or len(kinds) != layers or any(each not in names for each in kinds):
-            raise settings.unsupported("layer_types", f"it must list {' or '.join(names)} for each layer")
-        said, sliding = sliding, kinds.count("sliding_attention")
-        if (kind != "qwen2" and said != sliding) or (sliding and window is None):
-            raise settings.unsupported("layer_types", "sliding_window must agree with it")
-    if sliding not in (0, layers):
-        raise CheckpointError(
-            f"{settings.source}: {sliding} of {layers} layers have a window of {window} tokens (layer_types, "
-            "max_window_layers); clearhead needs the same window in all layers, or none"
-        )
-    return window if sliding else None
-
-
-def _count_sliding(settings: HuggingFaceConfig, kind: str, layers: int) -> tuple[int | None, int]:
-    """The window, and how many layers have it."""
-    if kind == "llama":
-        if settings.has("sliding_window"):
-            raise settings.unsupported("sliding_window", "Llama has none; is this another model_type?")
-        return None, 0
-    if kind == "mistral":
-        # Absent and null differ: the first is Mistral's default of 4096, the second is no window.
-        if "sliding_window" in settings.values and not settings.has("sliding_window"):
-            return None, 0
-        return settings.read_int("sliding_window", 4096), layers
-    if not settings.read_bool("use_sliding_window", False) or not settings.has("sliding_window"):
-        return None, 0
-    return settings.read_int("sliding_window"), max(layers - settings.read_int("max_window_layers", 28, least=0), 0)
+    """How many keys a token sees, itself included; None: all. It must be the same in all layers."""
+    window: int | None = None
+    # Absent and null differ: the first is Mistral's default of 4096, the second is no window.
+    if kind == "mistral" and (settings.has("sliding_window") or "sliding_window" not in settings.values):
+        window = settings.read_int("sliding_window", 4096)
+    elif kind == "llama" and settings.has("sliding_window"):
+        raise settings.unsupported("sliding_window", "Llama has none; is this another model_type?")
+    elif kind == "qwen2":
+        settings.require(use_sliding_window=False)
+    layer = "full_attention" if window is None else "sliding_attention"
+    layers = settings.values.get("layer_types")
+    if layers is not None and (not isinstance(layers, list) or any(kind != layer for kind in layers)):
+        raise settings.unsupported("layer_types", f"only {layer} in every layer can be read here")
+    return window

@@ -14,7 +14,6 @@ from clearhead.model.config import ModelConfig
 from clearhead.model.huggingface.config_json import HuggingFaceConfig
 from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder
 
-Model = Encoder | Decoder | EncoderDecoder
 Layout = Literal["same", "transposed", "row"]
 
 
@@ -22,19 +21,16 @@ Layout = Literal["same", "transposed", "row"]
 class ParameterMapping:
     """One of our parameters, and the checkpoint's tensors that are stacked (along axis 0) to make it.
 
-    Without `theirs` there is no such tensor: the parameter is zero. `rows` are the rows that each of several
-    tensors has. `copies` are other names of the same tensor, where weights are tied. Layout `transposed` is a matrix
-    with its inputs first (GPT-2), `row` a vector with one more axis. The first `skipped` rows of a table are left
-    out (RoBERTa's positions). `features` is the axis of the model's width.
+    Without `theirs` there is no such tensor: the parameter is zero.
     """
 
     ours: str
     theirs: tuple[str, ...]
-    rows: tuple[int, ...] = ()
-    copies: tuple[str, ...] = ()
-    layout: Layout = "same"
-    skipped: int = 0
-    features: int | None = None
+    rows: tuple[int, ...] = ()  # of each of several tensors
+    copies: tuple[str, ...] = ()  # other names of the same tensor, where weights are tied
+    layout: Layout = "same"  # transposed: a matrix with its inputs first (GPT-2); row: a vector with one more axis
+    skipped: int = 0  # first rows of a table that are left out (RoBERTa's positions)
+    features: int | None = None  # the axis of the model's width
 
     def pieces(self, shape: Sequence[int]) -> Iterator[tuple[str, slice, tuple[int, ...]]]:
         """For each of their tensors: its name, its rows in our parameter, and the shape that it must have."""
@@ -66,33 +62,24 @@ class ParameterMapping:
 
 @dataclass(frozen=True)
 class CheckpointMapping:
-    """The model to build from a checkpoint, and the mapping of all its parameters.
-
-    `trunk` is the prefix of the model's own tensors; all others belong to task heads. `harmless` matches the names,
-    without trunk, of tensors that are ignored without a warning. `order` gives, for a width, the indices of their
-    features in our order.
-    """
+    """The model to build from a checkpoint, and the mapping of all its parameters."""
 
     kind: type[Encoder] | type[Decoder] | type[EncoderDecoder]
     config: ModelConfig
     parameters: Iterable[ParameterMapping]
-    trunk: str
-    harmless: str
-    order: Callable[[int], Int[Tensor, " width"]] | None = None
+    trunk: str  # prefix of the model's own tensors; all others belong to task heads
+    harmless: str  # pattern of names, without trunk, that are ignored without a warning
+    order: Callable[[int], Int[Tensor, " width"]] | None = None  # for a width, their features in our order
 
 
 @dataclass(frozen=True)
 class CheckpointForm:
-    """What a model is written as: its config.json, and `read`, which maps such a checkpoint to one of our models.
-
-    `names` are some tensors that the checkpoint has, enough for `read` to tell variants of the format apart. `config`
-    is the resolved configuration of the model, with what the format adds to it.
-    """
+    """What a model is written as: its config.json, and `read`, which maps such a checkpoint to one of our models."""
 
     format: str
-    config: ModelConfig
-    settings: dict[str, Any]
-    names: frozenset[str]
+    config: ModelConfig  # resolved, with what the format adds
+    settings: dict[str, Any]  # of config.json
+    names: frozenset[str]  # of some tensors, enough for `read` to tell variants of the format apart
     read: Callable[[HuggingFaceConfig, frozenset[str]], CheckpointMapping]
 
 
@@ -101,15 +88,15 @@ def find_trunk(names: frozenset[str], prefix: str) -> str:
     return prefix if any(name.startswith(prefix) for name in names) else ""
 
 
-def map_words(theirs: str, *copies: str) -> ParameterMapping:
+def words(theirs: str, *copies: str) -> ParameterMapping:
     return ParameterMapping("vocabulary.words.weight", (theirs,), copies=copies, features=1)
 
 
-def map_output(theirs: str) -> ParameterMapping:
+def output(theirs: str) -> ParameterMapping:
     return ParameterMapping("vocabulary.output.weight", (theirs,), features=1)
 
 
-def map_linear_in(
+def linear_in(
     ours: str, *theirs: str, rows: tuple[int, ...] = (), bias: bool = True, layout: Layout = "same"
 ) -> Iterator[ParameterMapping]:
     """Maps a linear layer whose inputs are the model's features."""
@@ -119,14 +106,14 @@ def map_linear_in(
         yield ParameterMapping(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), rows)
 
 
-def map_linear_out(ours: str, theirs: str, *, bias: bool = True, layout: Layout = "same") -> Iterator[ParameterMapping]:
+def linear_out(ours: str, theirs: str, *, bias: bool = True, layout: Layout = "same") -> Iterator[ParameterMapping]:
     """Maps a linear layer whose outputs are the model's features."""
     yield ParameterMapping(f"{ours}.weight", (f"{theirs}.weight",), layout=layout, features=0)
     if bias:
         yield ParameterMapping(f"{ours}.bias", (f"{theirs}.bias",), features=0)
 
 
-def map_norm(ours: str, theirs: str, *, bias: bool = True) -> Iterator[ParameterMapping]:
+def norm(ours: str, theirs: str, *, bias: bool = True) -> Iterator[ParameterMapping]:
     yield ParameterMapping(f"{ours}.weight", (f"{theirs}.weight",), features=0)
     if bias:
         yield ParameterMapping(f"{ours}.bias", (f"{theirs}.bias",), features=0)

@@ -14,18 +14,9 @@ from torch import Tensor
 
 from clearhead.errors import CheckpointError
 from clearhead.model.config import ModelConfig
+from clearhead.model.huggingface import mapping
 from clearhead.model.huggingface.config_json import HuggingFaceConfig, write_fields
-from clearhead.model.huggingface.mapping import (
-    CheckpointForm,
-    CheckpointMapping,
-    ParameterMapping,
-    count_head_rows,
-    find_trunk,
-    map_linear_in,
-    map_linear_out,
-    map_norm,
-    map_words,
-)
+from clearhead.model.huggingface.mapping import CheckpointForm, CheckpointMapping, ParameterMapping
 from clearhead.model.transformer import EncoderDecoder
 
 HARMLESS = r"(encoder|decoder)\.embed_positions\.weight"  # sinusoids, computed anew
@@ -44,7 +35,7 @@ KEYS = {
 
 
 def map_checkpoint(settings: HuggingFaceConfig, names: frozenset[str]) -> CheckpointMapping:
-    trunk = find_trunk(names, "model.")
+    trunk = mapping.find_trunk(names, "model.")
     settings.require(
         share_encoder_decoder_embeddings=True,
         tie_word_embeddings=True,
@@ -79,7 +70,7 @@ def feature_order(width: int) -> Int[Tensor, " width"]:
 
 def map_parameters(config: ModelConfig, trunk: str) -> Iterator[ParameterMapping]:
     tied = [f"{trunk}{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
-    yield map_words(f"{trunk}shared.weight", *tied, "lm_head.weight")
+    yield mapping.words(f"{trunk}shared.weight", *tied, "lm_head.weight")
     if config.logits_bias:
         yield ParameterMapping("vocabulary.bias", ("final_logits_bias",), layout="row")
     layers = config.layers if config.decoder_layers is None else config.decoder_layers
@@ -90,20 +81,20 @@ def map_parameters(config: ModelConfig, trunk: str) -> Iterator[ParameterMapping
 
 
 def _map_layer(config: ModelConfig, ours: str, theirs: str, *, cross: bool) -> Iterator[ParameterMapping]:
-    rows = count_head_rows(config)
+    rows = mapping.count_head_rows(config)
     heads = [f"{theirs}.self_attn.{part}_proj" for part in "qkv"]
-    yield from map_linear_in(f"{ours}.self_attention.to_qkv", *heads, rows=rows)
-    yield from map_linear_out(f"{ours}.self_attention.to_out", f"{theirs}.self_attn.out_proj")
-    yield from map_norm(f"{ours}.self_norm", f"{theirs}.self_attn_layer_norm")
+    yield from mapping.linear_in(f"{ours}.self_attention.to_qkv", *heads, rows=rows)
+    yield from mapping.linear_out(f"{ours}.self_attention.to_out", f"{theirs}.self_attn.out_proj")
+    yield from mapping.norm(f"{ours}.self_norm", f"{theirs}.self_attn_layer_norm")
     if cross:
         q, k, v = [f"{theirs}.encoder_attn.{part}_proj" for part in "qkv"]
-        yield from map_linear_in(f"{ours}.cross_attention.to_q", q)
-        yield from map_linear_in(f"{ours}.cross_attention.to_kv", k, v, rows=rows[1:])
-        yield from map_linear_out(f"{ours}.cross_attention.to_out", f"{theirs}.encoder_attn.out_proj")
-        yield from map_norm(f"{ours}.cross_norm", f"{theirs}.encoder_attn_layer_norm")
-    yield from map_linear_in(f"{ours}.feedforward.up", f"{theirs}.fc1")
-    yield from map_linear_out(f"{ours}.feedforward.down", f"{theirs}.fc2")
-    yield from map_norm(f"{ours}.feedforward_norm", f"{theirs}.final_layer_norm")
+        yield from mapping.linear_in(f"{ours}.cross_attention.to_q", q)
+        yield from mapping.linear_in(f"{ours}.cross_attention.to_kv", k, v, rows=rows[1:])
+        yield from mapping.linear_out(f"{ours}.cross_attention.to_out", f"{theirs}.encoder_attn.out_proj")
+        yield from mapping.norm(f"{ours}.cross_norm", f"{theirs}.encoder_attn_layer_norm")
+    yield from mapping.linear_in(f"{ours}.feedforward.up", f"{theirs}.fc1")
+    yield from mapping.linear_out(f"{ours}.feedforward.down", f"{theirs}.fc2")
+    yield from mapping.norm(f"{ours}.feedforward_norm", f"{theirs}.final_layer_norm")
 
 
 def make_form(config: ModelConfig, max_length: int) -> CheckpointForm:

@@ -18,22 +18,19 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from clearhead.errors import CheckpointError, ConfigError
+from clearhead.model import Model
 from clearhead.model.devices import empty_weights
 from clearhead.model.huggingface import bert, gpt2, llama, marian
 from clearhead.model.huggingface.config_json import CONFIG, HuggingFaceConfig
-from clearhead.model.huggingface.mapping import CheckpointMapping, Model, ParameterMapping
+from clearhead.model.huggingface.mapping import CheckpointMapping, ParameterMapping
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # By model_type, the function that maps a checkpoint of this family to one of our models.
 FAMILIES = {
-    "bert": bert.map_checkpoint,
-    "roberta": bert.map_checkpoint,
-    "xlm-roberta": bert.map_checkpoint,
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), bert.map_checkpoint),
     "gpt2": gpt2.map_checkpoint,
-    "llama": llama.map_checkpoint,
-    "mistral": llama.map_checkpoint,
-    "qwen2": llama.map_checkpoint,
+    **dict.fromkeys(("llama", "mistral", "qwen2"), llama.map_checkpoint),
     "marian": marian.map_checkpoint,
 }
 
@@ -41,15 +38,12 @@ FAMILIES = {
 def from_huggingface(folder: str | Path) -> Model:
     """The model in a local Hugging Face checkpoint, in evaluation mode and at the checkpoint's precision.
 
-    BERT, RoBERTa and XLM-RoBERTa give an Encoder, with the masked-word head where the checkpoint has one
-    (without it, `logits` are products with the word vectors); for sequence or token classification they give a
-    Classifier or TokenClassifier; GPT-2, Llama, Mistral and Qwen2 a Decoder;
-    Marian an EncoderDecoder. Only config.json and safetensors files are read, one tensor at a time: no
-    pickle, no network. Where tensors differ in precision, the model has the widest.
-
-    What cannot be expressed is refused by name, and so is a tensor that the model has no use for. Two
-    exceptions: BERT's pooler and next-sentence head are left out, like tables that are computed anew; and
-    heads for other tasks are left out with a warning that names them.
+    BERT, RoBERTa and XLM-RoBERTa give an Encoder, with the masked-word head if there is one, or a Classifier or
+    TokenClassifier; GPT-2, Llama, Mistral and Qwen2 a Decoder; Marian an EncoderDecoder. Only config.json and
+    safetensors files are read, one tensor at a time: no pickle, no network. Tensors of several precisions get the
+    widest. What cannot be expressed is refused by name, and so is a tensor that the model has no use for. Only BERT's
+    pooler and next-sentence head and tables that are computed anew are left out, and heads of other tasks with a
+    warning.
 
     Positions are counted from 0 whatever the padding; with padding on the left pass `positions=`. Dropout is
     one number here, that of the residuals, and acts inside the feed-forward too.
@@ -145,8 +139,7 @@ def _check_unused(left: Iterable[str], mapping: CheckpointMapping, folder: Path)
         )
     if left:
         warnings.warn(
-            f"{folder}: {format_names(left)} ignored: only the base model is read, not its task head",
-            stacklevel=5,
+            f"{folder}: {format_names(left)} ignored: only the base model is read, not its task head", stacklevel=5
         )
 
 

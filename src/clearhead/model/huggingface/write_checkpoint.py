@@ -14,11 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead.errors import CheckpointError
+from clearhead.model import Model
 from clearhead.model.config import FIELDS
 from clearhead.model.devices import empty_weights
 from clearhead.model.huggingface import bert, gpt2, llama, marian
 from clearhead.model.huggingface.config_json import CONFIG, HuggingFaceConfig
-from clearhead.model.huggingface.mapping import CheckpointForm, Model
+from clearhead.model.huggingface.mapping import CheckpointForm
 from clearhead.model.huggingface.read_checkpoint import WEIGHTS, format_names
 from clearhead.model.lora import DOWN, UP
 from clearhead.model.transformer import Decoder, Encoder, EncoderDecoder
@@ -39,18 +40,16 @@ def to_huggingface(
 ) -> None:
     """Writes config.json and model.safetensors such that transformers loads the same model.
 
-    An Encoder of BERT's shape becomes a BertForMaskedLM if it has the masked-word head (`logits_transform`),
-    else a BertModel; that one has a pooler, which ours has not, so one is written that hands on the first
-    token, but for its tanh. A TokenClassifier becomes a BertForTokenClassification, a Classifier with
-    `pooling="first"` a BertForSequenceClassification, with `labels` as their names. An EncoderDecoder of the
-    2017 shape becomes a MarianMTModel. A Decoder with learned positions becomes a GPT2LMHeadModel, one with rotary
-    positions a LlamaForCausalLM (a MistralForCausalLM, if it has a window). Both files appear whole or not at all;
-    others in the folder stay. What these formats cannot express is refused by name.
+    An Encoder of BERT's shape becomes a BertForMaskedLM if it has the masked-word head (`logits_transform`), else a
+    BertModel, whose pooler hands on the first token but for its tanh. A TokenClassifier becomes a
+    BertForTokenClassification, a Classifier with `pooling="first"` a BertForSequenceClassification, with `labels` as
+    their names. An EncoderDecoder of the 2017 shape becomes a MarianMTModel, a Decoder a GPT2LMHeadModel (learned
+    positions), LlamaForCausalLM (rotary) or MistralForCausalLM (rotary, with a window). What these formats cannot
+    express is refused by name. Both files appear whole or not at all; others in the folder stay.
 
-    `pad`, `eos` and `start` are token ids: of padding, of the end, and of what a decoder begins with (the
-    padding, as Marian does, by default). Without them the model computes the same, but `generate` needs
-    them. `max_length` is how many positions Marian makes sinusoids for, and what Llama is said to read at most; ours
-    know no limit.
+    `pad`, `eos` and `start` are token ids of padding, of the end, and of what a decoder begins with (by default the
+    padding). `generate` needs them, the model does not. `max_length` is how many positions Marian makes sinusoids for,
+    and what Llama is said to read at most; ours know no limit.
     """
     if not isinstance(model, (Encoder, Decoder, EncoderDecoder)):
         raise CheckpointError(f"a {type(model).__name__} cannot be written, only an Encoder, Decoder or EncoderDecoder")

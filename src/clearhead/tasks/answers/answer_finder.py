@@ -97,16 +97,59 @@ class AnswerFinder:
     ) -> Ranking:
         """The best answers to questions, by their unit vectors and the scores of the labels."""
         if scores is None:
-            return rank_pairs(vectors, self.index, self.gaussians, temperature=self.similarity_unit, best=best)
-        return rank_intents(
-            scores,
-            vectors,
-            self.index,
-            self.gaussians,
-            temperature=temperature,
-            neighbours=self.section.neighbours,
-            best=best,
-        )
+            return self._rank_pairs(vectors, best)
+        return self._rank_intents(vectors, scores, best, temperature)
+
+    def _rank_intents(self, vectors: Tensor, scores: Tensor, best: int, temperature: float) -> Ranking:
+        """Answers by the probabilities of the classifier, in which questions added after training have a vote.
+
+        Label i is the answer with the id i; labels that the index no longer has are left out. Before the index is
+        built all labels count.
+        """
+        index, labels, built = self.index, scores.shape[1], self.index.next_id > 0
+        present = torch.tensor(sorted({*index.owners.tolist()} & {*range(labels)}) if built else range(labels)).long()
+        inside = scores[:, present]
+        shares = torch.zeros(len(scores), max(labels, index.next_id), dtype=torch.float64)
+        shares[:, present] = (inside / temperature).softmax(-1).double()
+        evidence = {
+            "probability": shares.amax(-1).numpy() if shares.shape[1] else np.zeros(len(scores)),
+            "energy": inside.logsumexp(-1).double().clamp(min=-1e3).numpy(),
+        }
+        nearest, added = np.ones(len(scores)), np.zeros(len(scores), np.bool_)
+        if index.entries:
+            similar, places = index.search(vectors.numpy(), self.section.neighbours)
+            evidence["neighbours"] = similar.mean(-1)
+            nearest, added = similar[:, 0], index.added[places[:, 0]]
+            _add_votes(shares.numpy(), similar, places, index)
+        elif built:
+            evidence["neighbours"] = np.full(len(scores), -1.0)
+        if self.gaussians is not None:
+            evidence["mahalanobis"] = self.gaussians.nearness(vectors, present).double().numpy()
+        top = shares.topk(min(best, shares.shape[1]))
+        ids = torch.where(top.values > 0, top.indices, NOBODY)
+        return Ranking(ids.numpy(), top.values.numpy(), evidence, nearest, added)
+
+    def _rank_pairs(self, vectors: Tensor, best: int) -> Ranking:
+        """Answers by similarity: that of the answer's own text, or of one of its known questions, the larger one."""
+        index = self.index
+        similar, places = index.search(vectors.numpy(), VECTORS_PER_ANSWER * best)
+        ids = np.full((len(vectors), best), NOBODY, dtype=np.int64)
+        scores = np.full((len(vectors), best), -1.0)
+        for row, owners in enumerate(index.owners[places] if places.size else []):
+            answers, first = np.unique(owners, return_index=True)
+            order = np.argsort(first)[:best]  # nearest first
+            ids[row, : len(order)], scores[row, : len(order)] = answers[order], similar[row, first[order]]
+        logits = torch.from_numpy(scores) / self.similarity_unit
+        nearest = scores[:, 0].copy()
+        evidence = {
+            "probability": logits.softmax(-1).amax(-1).numpy(),
+            "energy": logits.logsumexp(-1).numpy(),
+            "neighbours": nearest,  # the nearest alone: an answer may have no more than one question
+        }
+        if self.gaussians is not None:
+            evidence["mahalanobis"] = self.gaussians.nearness(vectors).double().numpy()
+        added = index.added[places[:, 0]] if places.size else np.zeros(len(vectors), np.bool_)
+        return Ranking(ids, scores, evidence, nearest, added)
 
     def answer(
         self,
@@ -188,45 +231,6 @@ class AnswerFinder:
         return other
 
 
-def rank_intents(
-    scores: Float[Tensor, "questions labels"],
-    vectors: Float[Tensor, "questions width"],
-    index: AnswerIndex,
-    gaussians: Gaussians | None,
-    *,
-    temperature: float,
-    neighbours: int,
-    best: int,
-) -> Ranking:
-    """Answers by the probabilities of the classifier, in which questions added after training have a vote.
-
-    Label i is the answer with the id i; labels that the index no longer has are left out. Before the index is built
-    all labels count.
-    """
-    labels, built = scores.shape[1], index.next_id > 0
-    present = torch.tensor(sorted({*index.owners.tolist()} & {*range(labels)}) if built else range(labels)).long()
-    inside = scores[:, present]
-    shares = torch.zeros(len(scores), max(labels, index.next_id), dtype=torch.float64)
-    shares[:, present] = (inside / temperature).softmax(-1).double()
-    evidence = {
-        "probability": shares.amax(-1).numpy() if shares.shape[1] else np.zeros(len(scores)),
-        "energy": inside.logsumexp(-1).double().clamp(min=-1e3).numpy(),
-    }
-    nearest, added = np.ones(len(scores)), np.zeros(len(scores), np.bool_)
-    if index.entries:
-        similar, places = index.search(vectors.numpy(), neighbours)
-        evidence["neighbours"] = similar.mean(-1)
-        nearest, added = similar[:, 0], index.added[places[:, 0]]
-        _add_votes(shares.numpy(), similar, places, index)
-    elif built:
-        evidence["neighbours"] = np.full(len(scores), -1.0)
-    if gaussians is not None:
-        evidence["mahalanobis"] = gaussians.nearness(vectors, present).double().numpy()
-    top = shares.topk(min(best, shares.shape[1]))
-    ids = torch.where(top.values > 0, top.indices, NOBODY)
-    return Ranking(ids.numpy(), top.values.numpy(), evidence, nearest, added)
-
-
 def _add_votes(
     shares: NDArray[np.float64], similar: NDArray[np.float64], places: NDArray[np.int64], index: AnswerIndex
 ) -> None:
@@ -248,32 +252,3 @@ def _add_votes(
         for (number, added), weight in zip(votes, weights, strict=True):
             if added:
                 shares[row, number] += weight if trained else weight / gain
-
-
-def rank_pairs(
-    vectors: Float[Tensor, "questions width"],
-    index: AnswerIndex,
-    gaussians: Gaussians | None,
-    *,
-    temperature: float,
-    best: int,
-) -> Ranking:
-    """Answers by similarity: that of the answer's own text, or of one of its known questions, whichever is larger."""
-    similar, places = index.search(vectors.numpy(), VECTORS_PER_ANSWER * best)
-    ids = np.full((len(vectors), best), NOBODY, dtype=np.int64)
-    scores = np.full((len(vectors), best), -1.0)
-    for row, owners in enumerate(index.owners[places] if places.size else []):
-        answers, first = np.unique(owners, return_index=True)
-        order = np.argsort(first)[:best]  # nearest first
-        ids[row, : len(order)], scores[row, : len(order)] = answers[order], similar[row, first[order]]
-    logits = torch.from_numpy(scores) / temperature
-    nearest = scores[:, 0].copy()
-    evidence = {
-        "probability": logits.softmax(-1).amax(-1).numpy(),
-        "energy": logits.logsumexp(-1).numpy(),
-        "neighbours": nearest,  # the nearest alone: an answer may have no more than one question
-    }
-    if gaussians is not None:
-        evidence["mahalanobis"] = gaussians.nearness(vectors).double().numpy()
-    added = index.added[places[:, 0]] if places.size else np.zeros(len(vectors), np.bool_)
-    return Ranking(ids, scores, evidence, nearest, added)

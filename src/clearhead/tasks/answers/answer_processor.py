@@ -26,7 +26,7 @@ from clearhead.tasks.answers.answer_finder import AnswerFinder
 from clearhead.tasks.answers.answer_settings import UNKNOWN, AnswersLoss, AnswersRecipe, AnswersSection
 from clearhead.tasks.answers.out_of_scope import Calibration
 from clearhead.tasks.losses import check_finite
-from clearhead.tasks.processor import Examples, Processor, TextExamples, check_sizes
+from clearhead.tasks.processor import Examples, Processor, TextExamples
 from clearhead.tasks.settings import Section
 from clearhead.tasks.text_windows import cut_text, enclose, padded_batches, text_windows, window_size
 from clearhead.text.batches import Batch, Ragged
@@ -84,7 +84,8 @@ class PairExamples(Examples[Pairs]):
         self._sizes = self.texts.lengths.numpy().copy()
         self.lengths = np.stack([self.questions.lengths.numpy(), self._sizes[self._text_of]], axis=1)
         self.counts = np.ones(len(answers), dtype=np.int64)
-        self.negatives = _first_negatives(np.array(answers), len(texts), negatives)
+        # They are mined before the first epoch; there are none where all questions have the same answer.
+        self.negatives = torch.zeros(len(answers), max(0, min(negatives, len(texts) - 1)), dtype=torch.long)
 
     def to(self, device: torch.device) -> PairExamples:
         self.questions.to(device)
@@ -112,14 +113,6 @@ class PairExamples(Examples[Pairs]):
 
     def restore(self, state: dict[str, Tensor]) -> None:
         self.negatives = state["negatives"].cpu()
-
-
-def _first_negatives(answers: np.ndarray, texts: int, count: int) -> Tensor:
-    """Any wrong answers, until similar ones are mined; none where all questions have the same answer."""
-    if texts < 2:
-        count = 0
-    offsets = 1 + np.arange(count) % max(texts - 1, 1)
-    return torch.from_numpy((answers[:, None] + offsets) % max(texts, 1)).long()
 
 
 class AnswerProcessor(Processor[AnswersRecipe, Any]):
@@ -288,7 +281,7 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
                 processor.finder.calibration = Calibration(**settings["calibration"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the settings of {folder} are not those of answers: {error!r:.200}") from None
-        check_sizes(folder, labels=(len(labels), config.label_count), tokens=(tokenizer.size, config.vocabulary))
+        processor.check_sizes(folder)
         processor.finder.load(folder)
         return processor
 

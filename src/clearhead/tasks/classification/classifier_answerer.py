@@ -129,7 +129,7 @@ class ClassifierAnswerer(Answerer[ClassifierProcessor, Classifier, Input, LabelO
         scores = {labels[number]: shares[number] for number in order}
         if not processor.column.multi_label:
             return LabelPrediction(labels[order[0]], notes, shares[order[0]], scores, best)
-        likely = tuple(labels[number] for number in order if shares[number] >= processor.thresholds[number])
+        likely = tuple(labels[number] for number in order if shares[number] >= processor.stored.thresholds[number])
         return LabelPrediction(", ".join(likely), notes, shares[order[0]], scores, best, likely)
 
     def score(self, rows: Sequence[Row], predictions: Sequence[LabelPrediction], options: LabelOptions) -> Scores:
@@ -148,7 +148,7 @@ class ClassifierAnswerer(Answerer[ClassifierProcessor, Classifier, Input, LabelO
         """
         labels, multi_label = self.processor.labels, self.processor.column.multi_label
         shares = np.array([[(prediction.scores or {})[label] for label in labels] for prediction in predictions])
-        before = undo_temperature(shares, self.processor.temperature, multi_label=multi_label)
+        before = undo_temperature(shares, self.processor.stored.temperature, multi_label=multi_label)
         if multi_label:
             right = np.array([[label in row for label in labels] for row in wanted]).ravel()
             errors = [expected_calibration_error(part.ravel(), right) for part in (shares, before)]

@@ -34,7 +34,9 @@ class ClassifierObjective(Objective[ClassifierProcessor, ClassificationRecipe, C
         self.weights: Tensor | None = None  # of the labels in the loss
         if recipe.loss.class_weights is not None:
             wanted = recipe.loss.class_weights
-            weights = weigh_labels(processor.labels, processor.counts, wanted, multi_label=self.multi_label)
+            weights = weigh_labels(
+                processor.labels, processor.stored.label_counts, wanted, multi_label=self.multi_label
+            )
             self.weights = torch.tensor(weights)
 
     def loss(self, model: Classifier, batch: LabelledTexts) -> Float[Tensor, ""]:
@@ -76,11 +78,12 @@ class ClassifierObjective(Objective[ClassifierProcessor, ClassificationRecipe, C
         inputs = [processor.inputs.of_row(row) for row in rows]
         logits, _ = ClassifierAnswerer(processor, model).compute_logits(inputs, LabelOptions().batch)
         right = np.array([processor.label_numbers(row) for row in rows], dtype=np.int64)
-        processor.temperature = fit_temperature(logits.double().numpy(), right)
-        model.divide_scores(processor.temperature)
+        temperature = fit_temperature(logits.double().numpy(), right)
+        processor.store(temperature=temperature)
+        model.divide_scores(temperature)
         if self.multi_label:
-            shares = (logits.double() / processor.temperature).sigmoid().numpy()
-            processor.thresholds = choose_thresholds(shares, right)
+            shares = (logits.double() / temperature).sigmoid().numpy()
+            processor.store(thresholds=choose_thresholds(shares, right))
         return None
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxtyping import Int
 from torch import Tensor
 
-from clearhead.errors import CheckpointError, DataError
+from clearhead.errors import DataError
 from clearhead.model import Classifier, ModelConfig
-from clearhead.tasks.classification.classifier_settings import ClassificationRecipe, LabelColumn
+from clearhead.tasks.classification.classifier_settings import ClassificationRecipe, ClassifierSettings, LabelColumn
 from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.processor import Columns, Files, LabelledTexts, Processor, TextExamples, check_sizes
+from clearhead.tasks.processor import Columns, Files, LabelledTexts, Processor, TextExamples
 from clearhead.tasks.text_windows import EncodedInput, encode_inputs, text_windows, window_size
 from clearhead.text.report import Flaw
 
@@ -53,42 +52,16 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
     default_shape = "tiny"
     placeholder_sizes: ClassVar = {"vocabulary": 1, "labels": {"count": 1}}
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        labels: Sequence[str],
-        config: ModelConfig,
-        *,
-        column: LabelColumn | None = None,
-        pairs: bool = False,
-        counts: Sequence[int] = (),
-    ) -> None:
-        self.tokenizer, self.labels, self.config = tokenizer, list(labels), config
-        self.column, self.pairs = column or LabelColumn(), pairs
-        self.counts = list(counts)  # training rows with each label, and of all
-        self.columns = PAIRS if pairs else type(self).columns
-        self.inputs = PairInputs() if pairs else TextInputs()
-        self.metric = "macro_f1" if self.column.multi_label else "accuracy"
-        self.temperature = 1.0  # that the model's scores were divided by
-        self.thresholds = [0.5] * len(self.labels)
-        self.longest = 0  # tokens of a text in training; 0: not known
+    stored_kind = ClassifierSettings
+    stored: ClassifierSettings
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        column = self.column
-        return {
-            "labels": self.labels,
-            "pairs": self.pairs,
-            "multi_label": column.multi_label,
-            "label_separator": column.separator,
-            "label_names": list(column.names),
-            "label_counts": self.counts,
-            "longest": self.longest,
-            "temperature": self.temperature,
-            "thresholds": self.thresholds,
-        }
-
-    # Data
+    def __init__(self, tokenizer: Tokenizer, config: ModelConfig, stored: ClassifierSettings) -> None:
+        super().__init__(tokenizer, config, stored)
+        self.labels, self.pairs = stored.labels, stored.pairs
+        self.column = LabelColumn(stored.multi_label, stored.label_separator, tuple(stored.label_names))
+        self.columns = PAIRS if stored.pairs else type(self).columns
+        self.inputs = PairInputs() if stored.pairs else TextInputs()
+        self.metric = "macro_f1" if stored.multi_label else "accuracy"
 
     @classmethod
     def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
@@ -111,11 +84,19 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
         sizes: dict[str, Any] = {"vocabulary": tokenizer.size, "labels": {"count": len(counts)}}
         if pairs and start is None:
             sizes["segments"] = 2
-        config = cls.make_config(recipe, start, **sizes)
-        return cls(tokenizer, list(counts), config, column=column, pairs=pairs, counts=[*counts.values(), len(rows)])
+        stored = ClassifierSettings(
+            labels=list(counts),
+            pairs=pairs,
+            multi_label=column.multi_label,
+            label_separator=column.separator,
+            label_names=list(column.names),
+            label_counts=[*counts.values(), len(rows)],
+            thresholds=[0.5] * len(counts),
+        )
+        return cls(tokenizer, cls.make_config(recipe, start, **sizes), stored)
 
     def configure(self, recipe: ClassificationRecipe) -> None:
-        self.longest = recipe.data.longest
+        self.store(longest=recipe.data.longest)
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: ClassificationRecipe | None = None) -> TextExamples:
         rows = list(rows)
@@ -183,35 +164,14 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
     @property
     def window(self) -> int:
         """The most tokens that the model reads at once, start and ends included."""
-        return window_size(self.config, self.longest + (3 if self.pairs else 2))
+        return window_size(self.config, self.stored.longest + (3 if self.pairs else 2))
 
     def mark_segments(self, tokens: Tensor) -> Tensor | None:
         """Which text of a pair each token belongs to, for models that read that."""
         return mark_segments(tokens, self.tokenizer.end) if self.pairs and self.config.segments else None
 
-    # Model
-
     def build(self) -> Classifier:
         return Classifier(self.config)
-
-    # Model folder
-
-    @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> ClassifierProcessor:
-        from clearhead.text import Tokenizer
-
-        labels, tokenizer = settings.get("labels"), Tokenizer.load(folder)
-        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-            raise CheckpointError(f"the settings of {folder} have no list of labels: {labels!r:.60}")
-        check_sizes(folder, labels=(len(labels), config.label_count), tokens=(tokenizer.size, config.vocabulary))
-        names = tuple(settings.get("label_names", ()))
-        column = LabelColumn(settings.get("multi_label", False), settings.get("label_separator", ","), names)
-        counts = settings.get("label_counts", ())
-        processor = cls(tokenizer, labels, config, column=column, pairs=settings.get("pairs", False), counts=counts)
-        processor.longest = int(settings.get("longest", 0))
-        processor.temperature = float(settings.get("temperature", 1.0))
-        processor.thresholds = list(settings.get("thresholds", processor.thresholds))
-        return processor
 
 
 def list_texts(texts: Input) -> tuple[str, ...]:
@@ -222,6 +182,7 @@ def list_texts(texts: Input) -> tuple[str, ...]:
 def mark_segments(tokens: Int[Tensor, "texts tokens"], end: int) -> Int[Tensor, "texts tokens"]:
     """0 up to the first end and 1 after it, as BERT marks the texts of a pair.
 
+    >>> import torch
     >>> mark_segments(torch.tensor([[1, 7, 2, 8, 9, 2]]), 2)
     tensor([[0, 0, 0, 1, 1, 1]])
     """

@@ -70,6 +70,20 @@ class ClassificationRecipe(TaskRecipe):
         return self
 
 
+class ClassifierSettings(Section):
+    """The settings that a model folder keeps."""
+
+    labels: list[str]
+    pairs: bool = False  # of texts
+    multi_label: bool = False
+    label_separator: str = ","
+    label_names: list[str] = Field([])
+    label_counts: list[int] = Field([])  # training rows with each label, and of all
+    longest: int = 0  # tokens of a text in training; 0: not known
+    temperature: float = 1.0  # that the model's scores were divided by
+    thresholds: list[float]  # of each label, where a text may have several
+
+
 class LabelOptions(Options):
     best: int = option(1, "How many answers to give for each input.", only=("predict",), ge=1)
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.errors import DataError
 from clearhead.model import ModelConfig
 from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.processor import Columns, Examples, Files, Processor, check_sizes
-from clearhead.tasks.settings import validate
+from clearhead.tasks.processor import Columns, Examples, Files, Processor
 from clearhead.tasks.tagging.linear_chain import Decoder
 from clearhead.tasks.tagging.schemes import list_tags, write_tags
 from clearhead.tasks.tagging.sentence_windows import WindowTokens, WordEncoder, choose_window, make_windows
@@ -116,15 +114,15 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
     tokenizer: Tokenizer
     default_shape = "tiny"
     inputs: SentenceInputs
+    stored_kind = TaggerSettings
+    stored: TaggerSettings
 
     def __init__(self, tokenizer: Tokenizer, config: ModelConfig, stored: TaggerSettings) -> None:
-        self.tokenizer, self.config, self.stored = tokenizer, config, stored
+        super().__init__(tokenizer, config, stored)
         self.labels, self.types, self.window = stored.labels, stored.types, stored.window
         self.inputs = SentenceInputs(characters=stored.characters, scheme=stored.scheme)
         self.decoder = Decoder(stored.labels, stored.tags)
         self.encoder = WordEncoder(tokenizer, longest=max(1, self.window // 4), unknown=bool(stored.unknown))
-
-    # Data
 
     @classmethod
     def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
@@ -202,29 +200,9 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
             for sentence in sentences
         ]
 
-    # Model
-
     def build(self) -> Tagger:
         stored = self.stored
         return Tagger(self.config, crf=stored.crf, cases=stored.letter_case, convolutions=stored.convolutions)
-
-    # Model folder
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return self.stored.model_dump()
-
-    @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> TaggingProcessor:
-        from clearhead.text import Tokenizer
-
-        try:
-            stored = validate(TaggerSettings, settings)
-        except ConfigError as error:
-            raise CheckpointError(f"the settings of {folder} are damaged: {error}") from None
-        tokenizer = Tokenizer.load(folder)
-        check_sizes(folder, tags=(len(stored.labels), config.label_count), tokens=(tokenizer.size, config.vocabulary))
-        return cls(tokenizer, config, stored)
 
 
 def collect_types(sentences: Sequence[Sentence], rows: Sequence[Row]) -> list[str]:
