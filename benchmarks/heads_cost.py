@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 
 from clearhead.train import read_recipe
-from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import prepare_data
 from clearhead.train.head_monitor import HeadLog
 from clearhead.train.loop import Trainer
 from clearhead.train.observers import TensorBoardLog
 from clearhead.train.processes import Processes, join_processes
+from clearhead.train.run_folder import Checkpoints
 
 from measuring import Report, compare
 

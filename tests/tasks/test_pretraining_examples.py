@@ -17,7 +17,7 @@ from clearhead.tasks.pretraining.pretraining_settings import Masking
 from clearhead.tasks.pretraining.pretraining_task import DenoisingExamples, choose_spans
 from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch
-from clearhead.text.word_starts import encode_words
+from clearhead.text.pieces import encode_words
 
 TEXTS = [
     "The lowest river is slower than the newest one. Is it? Pi is 3.14!",

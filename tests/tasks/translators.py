@@ -14,11 +14,11 @@ from clearhead.model import EncoderDecoder
 from clearhead.tasks.sequence_to_sequence.search import SearchOptions
 from clearhead.tasks.translation import TASK, TranslationAnswerer, TranslationProcessor
 from clearhead.text import Report, Row
-from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData
 from clearhead.train.loop import Trainer
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import Recipe, check_recipe
+from clearhead.train.run_folder import Checkpoints
 from tests.train.corpus import sentences
 
 SHAPE = {"shape": "tiny", "width": 64, "heads": 4, "feedforward": 128, "layers": 1, "dropout": 0.0}

@@ -45,12 +45,13 @@ IMPORTED = [
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint.hf_storage",
     "rich.progress",
+    "sacrebleu",
+    "opencc",
+]
+IMPORTED_BY_SHIPPED_RECIPES = [
     "sklearn.feature_extraction.text",
     "sklearn.linear_model",
     "sklearn.pipeline",
-    "sacrebleu",
-    "opencc",
-    "tokenizers",
     "bm25s",
     "rouge_score.rouge_scorer",
 ]
@@ -85,8 +86,8 @@ def train_in_forks(runs: Sequence[Run]) -> list[Ended]:
     return [Ended(*values) for values in json.loads(done.stdout)]
 
 
-def import_packages() -> None:
-    for name in IMPORTED:
+def import_packages(names: Sequence[str] = (*IMPORTED, *IMPORTED_BY_SHIPPED_RECIPES)) -> None:
+    for name in names:
         with suppress(ImportError):
             importlib.import_module(name)
 
@@ -164,5 +165,7 @@ def train_straight_and_killed(
 
 
 if __name__ == "__main__":
-    import_packages()
-    json.dump([train_in_fork(Run(*values)) for values in json.load(sys.stdin)], sys.stdout)
+    runs = [Run(*values) for values in json.load(sys.stdin)]
+    shipped = not all(run.recipe.endswith(".toml") for run in runs)
+    import_packages([*IMPORTED, *(IMPORTED_BY_SHIPPED_RECIPES if shipped else [])])
+    json.dump([train_in_fork(run) for run in runs], sys.stdout)

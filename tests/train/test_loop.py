@@ -14,12 +14,12 @@ from clearhead.tasks.sequence_to_sequence.text_to_text import PairObjective
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import loop, updater
-from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData
 from clearhead.train.loop import Trainer
 from clearhead.train.observers import Moment, Observer
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import check_recipe
+from clearhead.train.run_folder import Checkpoints
 from tests.train.corpus import sentences
 
 ALONE = Processes(0, 1, torch.device("cpu"))

@@ -139,10 +139,10 @@ def predict(
             number += 1
             for note in answer.notes:
                 print_message(f"clearhead: {name} {number}: {note}")
-            if lines and not as_json:
-                print_output(answer.text)
+            if as_json:
+                print_output(json.dumps({"input": text, **answer.to_json()}, ensure_ascii=False))
             else:
-                print_output(_as_json(text, answer) if as_json else _as_lines(answer, ranked=ranked))
+                print_output(answer.text if lines else _as_lines(answer, ranked=ranked))
         flush_output()
 
 
@@ -250,7 +250,3 @@ def _as_lines(answer: Prediction, *, ranked: bool) -> str:
 
 def _one_line(text: str) -> str:
     return text.translate({ord(mark): " " for mark in "\r\n\t"})
-
-
-def _as_json(text: str, answer: Prediction) -> str:
-    return json.dumps({"input": text, **answer.to_json()}, ensure_ascii=False)

@@ -115,7 +115,7 @@ def encode_inputs(tokenizer: Tokenizer, inputs: Sequence[Sequence[str]], limit: 
 
 def surface_windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[tuple[list[int], list[str]]]:
     """The windows of a text or a pair, each as tokens and as the pieces that the texts themselves have."""
-    from clearhead.text.surface_forms import surface_forms
+    from clearhead.text.pieces import surface_forms
 
     ends = [tokenizer.start, tokenizer.end]
     numbers, surfaces, parts = list(ends), tokenizer.pieces(ends), list[range]()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -128,7 +128,7 @@ def _print_scores(data: TrainingData, metrics: dict[str, Any]) -> None:
             if isinstance(value, str):
                 print_message(f"  {key} {value}")
     if "baseline" in metrics:
-        print_message(_compare(data, metrics))
+        print_message(compare_with_baseline(metrics, data.processor.metric, data.task.minimised))
 
 
 def _write_samples(folder: Path, processor: AnyProcessor, rows: Sequence[Row]) -> list[Path]:
@@ -208,12 +208,7 @@ def _score_baseline(data: TrainingData, rows: Sequence[Row]) -> dict[str, Any]:
     return {"baseline": {"name": baseline.name, "rows": len(usable), **baseline.scores}}
 
 
-def _compare(data: TrainingData, metrics: dict[str, Any]) -> str:
-    metric = data.processor.metric
-    return compare_with_baseline(metrics, metric, minimised=metric in data.task.minimised)
-
-
-def compare_with_baseline(metrics: dict[str, Any], metric: str, *, minimised: bool = False) -> str:
+def compare_with_baseline(metrics: dict[str, Any], metric: str, minimised: Collection[str] = ()) -> str:
     """One line: whether the model's metric is better than the baseline's on the same rows.
 
     >>> metrics = {"dev": {"accuracy": 0.78}, "baseline": {"name": "TF-IDF", "accuracy": 0.79}}
@@ -222,7 +217,7 @@ def compare_with_baseline(metrics: dict[str, Any], metric: str, *, minimised: bo
     """
     part, baseline = "test" if "test" in metrics else "dev", metrics["baseline"]
     score, other = metrics[part][metric], baseline[metric]
-    ahead = other - score if minimised else score - other
+    ahead = other - score if metric in minimised else score - other
     verdict = "LOSES to" if ahead < 0 else "beats" if ahead > 0 else "equals"
     return f"the model {verdict} its baseline on {part}: {metric} {score} against {other} ({baseline['name']})"
 
@@ -285,7 +280,8 @@ def model_card(name: str, data: TrainingData, model: nn.Module, metrics: dict[st
         if part in metrics:
             lines += ["", f"Scores on {part}:", "", *(f"- {key}: {value}" for key, value in metrics[part].items())]
     if "baseline" in metrics:
-        lines += ["", f"Compared with a simple method, {_compare(data, metrics)}."]
+        comparison = compare_with_baseline(metrics, data.processor.metric, task.minimised)
+        lines += ["", f"Compared with a simple method, {comparison}."]
     example = '"…"' if task.input_kind == "text" else f"{task.input_kind.upper()}-FILE"
     use = f"```sh\nclearhead predict THIS-FOLDER {example}\n```"
     return "\n".join([*lines, "", "How it was trained is in `recipe.toml`. To use it:", "", use, ""])

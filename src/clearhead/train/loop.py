@@ -17,12 +17,12 @@ from clearhead.model import Model
 from clearhead.tasks.answerer import Evaluation
 from clearhead.tasks.processor import Examples
 from clearhead.text.batches import Batch, BatchPlan
-from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData
 from clearhead.train.head_monitor import HeadMonitor
 from clearhead.train.observers import Moment, Observer, Sample
 from clearhead.train.processes import Processes, unshard_weights
 from clearhead.train.recipe import CHANGEABLE
+from clearhead.train.run_folder import Checkpoints
 from clearhead.train.updater import Updater
 
 PROGRESS_EVERY, SAVE_EVERY = 5.0, 600.0  # seconds, at most, between two progress reports, or two checkpoints
@@ -232,7 +232,7 @@ class Trainer:
                 answerer = data.task.answerer(data.processor, self.model)
                 evaluation = data.objective.evaluate(answerer, data.dev_rows[: train.evaluate_lines])
             self.model.train()
-        return self.processes.sum(total)[0] / int(dev.counts.sum()), evaluation
+        return self.processes.sum(total) / int(dev.counts.sum()), evaluation
 
     def _is_planned_save(self) -> bool:
         """Whether the recipe asks for a checkpoint at this step."""

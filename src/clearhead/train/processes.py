@@ -47,13 +47,13 @@ class Processes:
         dist.broadcast(shared, 0)
         return float(shared)
 
-    def sum(self, *values: float) -> list[float]:
-        """The sum of each number over all processes."""
+    def sum(self, value: float) -> float:
+        """The sum over all processes."""
         if self.count == 1:
-            return list(values)
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+            return value
+        total = torch.tensor([value], dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
-        return [float(value) for value in total.tolist()]
+        return float(total)
 
 
 @contextmanager

@@ -29,7 +29,6 @@ from clearhead.model.devices import empty_weights
 from clearhead.storage import check_free
 from clearhead.tasks.pretrained import Transfer
 from clearhead.tasks.processor import AnyProcessor
-from clearhead.train.checkpoints import Checkpoints
 from clearhead.train.data import TrainingData, prepare_data
 from clearhead.train.finished_model import print_chosen, write_finished_model
 from clearhead.train.head_monitor import HeadLog
@@ -43,7 +42,7 @@ from clearhead.train.processes import (
     select_attention_kernels,
 )
 from clearhead.train.recipe import Train, read_recipe
-from clearhead.train.run_folder import begin_run, fill_from_saved, save_recipe
+from clearhead.train.run_folder import Checkpoints, begin_run, fill_from_saved, save_recipe
 from clearhead.train.starting_weights import print_start, read_new, record_start, start_model
 
 

@@ -88,11 +88,7 @@ def _split_by_side(sights: list[Sight]) -> tuple[list[Sight], list[Sight]]:
 
 
 def _get_stack(name: str) -> str:
-    """The name of the stack of layers: all before the first number.
-
-    >>> [_get_stack(name) for name in ("decoder.3.cross", "vision.encoder.0.self", "mixer")]
-    ['decoder', 'vision.encoder', '']
-    """
+    """The name of the stack of layers: all before the first number, such as "vision.encoder"; or nothing."""
     stack, *number = re.split(r"(?:^|\.)\d+(?:\.|$)", name, maxsplit=1)
     return stack if number else ""
 

@@ -83,11 +83,7 @@ def hide(model: nn.Module, tokens: TokenChoice) -> Iterator[None]:
 
 
 def name_texts(names: Collection[str]) -> dict[str, str]:
-    """Which text the keys of each attention belong to.
-
-    >>> name_texts(["encoder.0.self", "decoder.0.self", "decoder.0.cross"])
-    {'encoder.0.self': 'source', 'decoder.0.self': 'target', 'decoder.0.cross': 'source'}
-    """
+    """Which text the keys of each attention belong to: "source" or "target", or "tokens" if there is but one."""
     if not any(_is_cross(name) for name in names):
         return dict.fromkeys(names, "tokens")
     return {name: "source" if _is_cross(name) or "encoder" in name.split(".") else "target" for name in names}

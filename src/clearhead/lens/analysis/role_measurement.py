@@ -99,15 +99,15 @@ class TextInputs(NamedTuple):
         groups: dict[tuple[int, ...], list[int]] = {}
         for sample in range(len(self.texts[0])):
             groups.setdefault(tuple(int(mask[sample].sum()) for mask in self.real), []).append(sample)
-        batches = [self._select(samples) for sizes, samples in groups.items() if min(sizes)]
+        both = list(zip(self.texts, self.real, strict=True))
+        batches = [
+            TextInputs(tuple(torch.stack([text[n][mask[n]] for n in samples]) for text, mask in both))
+            for sizes, samples in groups.items()
+            if min(sizes)
+        ]
         if not batches:
             raise LensError("there are no tokens in inputs besides padding")
         return batches
-
-    def _select(self, samples: list[int]) -> TextInputs:
-        """These samples without their padding, which is equally long in all of them."""
-        both = zip(self.texts, self.real, strict=True)
-        return TextInputs(tuple(torch.stack([text[n][mask[n]] for n in samples]) for text, mask in both))
 
 
 def _read_inputs(inputs: Any, pad: int | None, check: bool) -> TextInputs:

@@ -100,10 +100,7 @@ class HeadRoles:
         return sorted(heads, key=lambda head: -head.score)
 
     def best(self, role: str) -> HeadRole:
-        """The head with the largest score in this role, with that score, whether it is called so or not.
-
-        `roles[name, head]` has the role that it gets.
-        """
+        """The head with the largest score in this role, with that score, whatever role `roles[name, head]` has."""
         check_role(role)
         return max(self._score(role), key=lambda head: head.score)
 

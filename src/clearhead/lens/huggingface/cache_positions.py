@@ -16,7 +16,7 @@ from clearhead.errors import LensError
 from clearhead.lens.capture.attachments import get_handled_exception
 from clearhead.lens.huggingface.arguments import Masks
 from clearhead.lens.huggingface.discovery import AttentionInfo
-from clearhead.lens.measures.definition import has_band, locate_first_query
+from clearhead.lens.measures.definition import find_band, locate_first_query
 
 
 def find_cache(values: Iterable[Any]) -> Any | None:
@@ -185,7 +185,7 @@ def place_by_mask(mask: Mask | None, queries: int, keys: int) -> tuple[int, int 
     """
     if keys <= queries:
         return 0, None
-    if mask is None or has_band(mask):
+    if mask is None or find_band(mask) is not None:
         return max(0, locate_first_query(mask, queries, keys)), None
     return 0, queries
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -99,20 +99,16 @@ def choose_blocks(queries: int, keys: int, pixels: int) -> tuple[int, int]:
 
 def locate_first_query(mask: Mask | None, queries: int, keys: int) -> int:
     """The key position of the first query: the mask's offset, or else the one that aligns the last query and key."""
-    band = next(_iterate_bands(mask), None)
+    band = find_band(mask)
     return keys - queries if band is None else band.start(queries, keys)
 
 
-def has_band(mask: Mask) -> bool:
-    """Whether a mask is causal or a window, alone or together with others, so that its queries have positions."""
-    return next(_iterate_bands(mask), None) is not None
-
-
-def _iterate_bands(mask: Mask | None) -> Iterator[Band]:
+def find_band(mask: Mask | None) -> Band | None:
+    """The first causal mask or window in a mask, which gives its queries positions; None if there is none."""
     if isinstance(mask, Band):
-        yield mask
-    for part in getattr(mask, "masks", ()):
-        yield from _iterate_bands(part)
+        return mask
+    bands = (find_band(part) for part in getattr(mask, "masks", ()))
+    return next((band for band in bands if band is not None), None)
 
 
 def measure_by_definition(job: MeasureJob) -> Measures:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from clearhead.errors import DataError
 from clearhead.text import Report, Row, Tokenizer
-from clearhead.text.word_starts import encode_words
+from clearhead.text.pieces import encode_words
 
 INSIDE, BEGINS, SPECIAL = 0, 1, 2  # roles of tokens: inside a word, its first, or start or end of the text
 SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "...", "…")

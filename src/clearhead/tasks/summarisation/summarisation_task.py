@@ -136,7 +136,7 @@ class SummaryAnswerer(GeneratingAnswerer[SummaryProcessor, str]):
 class SummaryTracer(TextTracer[SummaryAnswerer]):
     def traces(self, text: str, *, answer: str | None, options: SearchOptions) -> list[Trace]:
         """A text with its summary, in one trace; its tokens are shown as the text has them, not normalised."""
-        from clearhead.text.surface_forms import surface_forms
+        from clearhead.text.pieces import surface_forms
 
         tokenizer = self.answerer.processor.source
         numbers, surfaces = surface_forms(tokenizer, text)

@@ -133,7 +133,7 @@ class WordEncoder:
 
     def surfaces(self, words: Sequence[str]) -> list[list[str]]:
         """The pieces of each word with the characters of the word itself, also where they are read as unknown."""
-        from clearhead.text.surface_forms import mark_word, surface_forms
+        from clearhead.text.pieces import mark_word, surface_forms
 
         surfaces = []
         for word, encoded in zip(words, self.encode(words), strict=True):

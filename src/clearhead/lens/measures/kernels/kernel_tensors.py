@@ -105,12 +105,8 @@ class KernelOutputs:
         high, wide = job.blocks
         pixels = (-(-rows // high), -(-keys // wide)) if high else (0, 0)
         self.map = (torch.zeros if high else torch.empty)(batch, heads, *pixels, dtype=dtype, device=device)
-        self.received: Tensor | None = None
-        if job.received:
-            self.received = torch.empty(batch, heads, keys, dtype=dtype, device=device)
-        self.span_mass: Tensor | None = None
-        if job.spans:
-            self.span_mass = torch.empty(*shape, len(job.spans), dtype=dtype, device=device)
+        self.received = torch.empty(batch, heads, keys, dtype=dtype, device=device) if job.received else None
+        self.span_mass = torch.empty(*shape, len(job.spans), dtype=dtype, device=device) if job.spans else None
 
     @property
     def row_pass(self) -> tuple[Float[Tensor, "batch heads rows"] | Int[Tensor, "batch heads rows"], ...]:

@@ -41,7 +41,6 @@ def _use_for_all_passes(shape: TileShape, selection: TileShape, selection_from_a
 
 # By the bytes of a row of q and k, rounded up: the first that is wide enough.
 HALF: dict[int, TileShapes] = {
-    64: _use_for_all_passes(TileShape(128, 128, 8, 3, 128), TileShape(8, 0, 1, 1), TileShape(64, 64, 4, 1)),
     128: _use_for_all_passes(TileShape(128, 128, 8, 3, 128), TileShape(8, 0, 1, 1), TileShape(64, 64, 4, 1)),
     256: TileShapes(
         rows=TileShape(128, 128, 4, 2),
