@@ -98,7 +98,6 @@ CASES = {
         (
             "model={ dropout = 0.5, ngrams = 2 }",
             "loss.token_dropout=0.2",
-            "loss.r_drop=2",
             "train.learning_rate=1e-3",
             "train.layer_decay=0.85",
             "train.steps=600",

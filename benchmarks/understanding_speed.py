@@ -50,7 +50,7 @@ STEP_TEXTS = 32  # of a training batch
 # Changes to the recipes of the two models, for the plain loss that transformers computes.
 PLAIN_LOSS = {
     "tagging": ["text.unknown=0.0", "loss.masked=0.0", "loss.label_smoothing=0.0"],
-    "classification": [f"loss.{key}=0.0" for key in ("token_dropout", "masked", "r_drop", "label_smoothing")],
+    "classification": [f"loss.{key}=0.0" for key in ("token_dropout", "masked", "label_smoothing")],
 }
 Run = Callable[[], Any]
 

@@ -9,7 +9,7 @@ import torch
 from clearhead.errors import LensError
 from clearhead.lens import watch
 from clearhead.lens.analysis.ablation import ablate, count_heads, head_effects
-from clearhead.lens.capture.output_projection import read_weight
+from clearhead.lens.analysis.norms import read_weight
 from clearhead.lens.huggingface.discovery import find_output_projections
 from tests.lens.huggingface_zoo import inputs, made, tokens
 

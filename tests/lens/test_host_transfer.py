@@ -41,8 +41,8 @@ def test_what_is_on_the_cpu_is_not_copied():
 @needs_gpu
 @pytest.mark.parametrize(("small", "chunk", "share"), [(5, 2**25, 0.1), (2**20, 1, 0.1), (2**20, 2**25, 0)])
 def test_small_and_large_tensors_arrive_in_their_order(monkeypatch, small, chunk, share):
-    monkeypatch.setattr(host_transfer, "SMALL", small)
-    monkeypatch.setattr(host_transfer, "CHUNK", chunk)
+    monkeypatch.setattr(host_transfer, "PACKED_BYTES", small)
+    monkeypatch.setattr(host_transfer, "CHUNK_BYTES", chunk)
     monkeypatch.setattr(host_transfer, "BUDGET_SHARE", share)
     given = KINDS | {"here": torch.ones(2)}
     found = HostTransfer().send({name: one if name == "here" else one.cuda() for name, one in given.items()})
@@ -133,8 +133,8 @@ def device(tensor):
 
 @pytest.mark.parametrize(("small", "chunk", "share"), [(5, 2**25, 0.1), (2**20, 1, 0.1), (2**20, 2**25, 0)])
 def test_tensors_arrive_whatever_is_packed_and_whenever_copies_begin(stub_gpu, monkeypatch, small, chunk, share):
-    monkeypatch.setattr(host_transfer, "SMALL", small)
-    monkeypatch.setattr(host_transfer, "CHUNK", chunk)
+    monkeypatch.setattr(host_transfer, "PACKED_BYTES", small)
+    monkeypatch.setattr(host_transfer, "CHUNK_BYTES", chunk)
     monkeypatch.setattr(host_transfer, "BUDGET_SHARE", share)
     given = KINDS | {"here": torch.ones(2)}
     transfer = HostTransfer()
@@ -145,7 +145,7 @@ def test_tensors_arrive_whatever_is_packed_and_whenever_copies_begin(stub_gpu, m
 
 
 def test_results_wait_on_the_gpu_up_to_the_budget_and_are_copied_together(stub_gpu, monkeypatch):
-    monkeypatch.setattr(host_transfer, "CHUNK", 400)
+    monkeypatch.setattr(host_transfer, "CHUNK_BYTES", 400)
     transfer = HostTransfer()  # a tenth of 10,000 bytes
     held = []
     for _ in range(12):

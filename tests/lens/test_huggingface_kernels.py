@@ -1,7 +1,7 @@
 """Attention functions other than sdpa and eager: each reads masks in its own way; measured is what it computes.
 
-FlashAttention is not installed here, and FlexAttention compiles for half a minute: both are stood in for by plain code
-with the same conventions, beneath the functions of transformers that are really in force.
+FlashAttention is not installed here: it is stood in for by plain code with the same conventions, beneath the functions
+of transformers that are really in force. FlexAttention is refused.
 """
 
 import contextlib
@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import flex_attention
 from transformers.integrations import flash_attention as flash_functions
 from transformers.integrations import flex_attention as flex_functions
 
 from clearhead.errors import LensError
 from clearhead.lens.capture.watch_context import watch
+from clearhead.lens.huggingface.arguments import classify_function, read_arguments
 from tests.lens.huggingface_zoo import FAMILIES, assert_sees, eager_weights, implementation, made, padding, tokens
 
 
@@ -103,46 +103,11 @@ def test_flash_attention_can_be_followed_through_generation(cache):
         assert_sees(record[name], weights, real)
 
 
-@pytest.fixture
-def flex(monkeypatch):
-    """FlexAttention without its compiler: the same masks and scores, worked out plainly."""
-    make = flex_attention.create_block_mask
-
-    def create_block_mask(*args: Any, _compile: bool = False, **kwargs: Any) -> Any:
-        return make(*args, **kwargs)
-
-    def attention(query: Tensor, key: Tensor, value: Tensor, training: bool = False, **kwargs: Any) -> Any:
-        return flex_attention.flex_attention(query, key, value, **kwargs)
-
-    monkeypatch.setattr("transformers.masking_utils.create_block_mask", create_block_mask)
-    monkeypatch.setattr(flex_functions, "compile_friendly_flex_attention", attention)
-
-
-@pytest.mark.usefixtures("flex")
-@pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
-@pytest.mark.parametrize("side", [None, "left"])
-@pytest.mark.parametrize("family", ["bert", "llama", "mistral", "gemma2"])
-def test_masks_of_flex_attention_are_evaluated_block_by_block(family, side):
-    model, given = made(family), {"input_ids": tokens()}
-    if side is not None:
-        given["attention_mask"] = padding(side)
-    with implementation(model, "flex_attention"):
-        before = model(**given)[0]
-        with watch(model) as record:
-            assert torch.equal(model(**given)[0], before)
-    for name, weights in eager_weights(model, given, FAMILIES[family].names).items():
-        assert_sees(record[name], weights, given.get("attention_mask"))
-
-
-@pytest.mark.usefixtures("flex")
-@pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
-def test_windows_of_weights_can_be_had_under_flex_attention():
-    model, given = made("mistral"), {"input_ids": tokens()}
-    with implementation(model, "flex_attention"), watch(model, keep="qk") as record:
-        model(**given)
-    weights = eager_weights(model, given, FAMILIES["mistral"].names)["decoder.1.self"]
-    found = record["decoder.1.self"].weights(1, 2, slice(5, 9), slice(2, 11))
-    assert (found - weights[1, 2, 5:9, 2:11]).abs().max() < 1e-5
+def test_flex_attention_is_refused_with_the_way_out():
+    q, function = torch.zeros(1, 2, 3, 5), flex_functions.flex_attention_forward
+    arguments = read_arguments(classify_function(function), function, made("llama"), q, q, q, object(), (), {})
+    assert arguments.kind == "flex"
+    assert "set_attn_implementation('sdpa')" in arguments.refusal
 
 
 def test_continuous_batching_is_refused():

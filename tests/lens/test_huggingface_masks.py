@@ -67,7 +67,7 @@ def test_a_square_for_each_head_stays_one_unless_all_are_the_same():
 
 
 def test_large_dense_masks_are_read_in_parts(monkeypatch):
-    monkeypatch.setattr(mask_recovery, "CELLS", 2 * 13 * 3)
+    monkeypatch.setattr(mask_recovery, "CELLS_AT_ONCE", 2 * 13 * 3)
     mask = Mask.window(4) & Mask.padding([13, 11], side="left")
     assert repr(recover_mask(shown(mask, 11, 13), causal=True)) == repr(mask)
 

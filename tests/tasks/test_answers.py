@@ -56,7 +56,6 @@ dropout = 0.1
 
 [loss]
 label_smoothing = 0.05
-r_drop = 0.1
 contrast = 0.1
 
 [train]

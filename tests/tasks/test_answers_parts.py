@@ -15,17 +15,14 @@ from clearhead.tasks.answers.answer_objective import (
     OUT_OF_SCOPE,
     intent_loss,
     mine_negatives,
-    mix_questions,
     pair_loss,
     question_contrast,
-    uniform_loss,
 )
 from clearhead.tasks.answers.answer_processor import PairExamples
 from clearhead.tasks.answers.answer_settings import AnswerPrediction, AnswersSection, Match
 from clearhead.tasks.answers.answers_task import score_bm25, score_tf_idf, split_words
 from clearhead.tasks.answers.out_of_scope import Calibration, Gaussians, area_under_curve
 from clearhead.tasks.answers.question_answerer import make_report, score_answers
-from clearhead.tasks.losses import consistency_loss
 from clearhead.tasks.processor import TextExamples
 from clearhead.text import Row
 from clearhead.text.batches import Batch
@@ -42,28 +39,8 @@ def test_intents_out_of_scope_should_be_uniform():
     scores = torch.tensor([[1.0, 2.0, 0.0], [5.0, 5.0, 5.0], [3.0, 0.0, 0.0]], dtype=torch.float64)
     logs = scores.log_softmax(-1)
     uniform = -float(logs[2].mean()) - math.log(3)
-    assert uniform_loss(scores)[1].item() == pytest.approx(0, abs=1e-12)
     loss = intent_loss(scores, torch.tensor([1, OUT_OF_SCOPE, OUT_OF_SCOPE]), smoothing=0.0, outliers=0.5)
     assert loss.item() == pytest.approx(-float(logs[0, 1]) + 0.5 * uniform)
-
-
-def test_mixtures_lie_between_questions_and_count_where_answers_differ():
-    vectors = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 2.0]])
-    mixed, different = mix_questions(vectors, torch.tensor([4, 4, OUT_OF_SCOPE]))
-    assert different.tolist() == [True, False, True], "each with the one before"
-    share = mixed[1, 0].item()
-    assert 0.3 <= share <= 0.7
-    assert mixed[1].tolist() == [share, 0.0]
-    assert 2 * 0.3 <= mixed[2, 1].item() <= 2 * 0.7
-    assert mixed[2, 0].item() == 1.0
-
-
-def test_consistency_is_the_mean_of_both_divergences():
-    one, other = torch.randn(5, 7, dtype=torch.float64), torch.randn(5, 7, dtype=torch.float64)
-    a, b = one.log_softmax(-1), other.log_softmax(-1)
-    wanted = (a.exp() * (a - b)).sum() / 2 + (b.exp() * (b - a)).sum() / 2
-    assert consistency_loss(one, other).item() == pytest.approx(wanted.item())
-    assert consistency_loss(one, one).item() == 0
 
 
 def test_questions_of_one_answer_attract_each_other():

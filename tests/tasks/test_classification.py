@@ -21,8 +21,7 @@ from clearhead.predictor import Predictor
 from clearhead.tasks.classification.classification_task import TASK
 from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, LabelPrediction
 from clearhead.tasks.classification.classifier_objective import ClassifierObjective, hide_tokens
-from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
-from clearhead.tasks.classification.classifier_settings import LabelOptions
+from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, LabelOptions
 from clearhead.tasks.metrics import label_scores
 from clearhead.tasks.processor import TextExamples
 from clearhead.text import Report, Row

@@ -15,7 +15,7 @@ from sklearn.metrics import classification_report, confusion_matrix, f1_score
 import clearhead
 from clearhead.cli import main
 from clearhead.errors import ConfigError, DataError
-from clearhead.model.output_heads import BUCKETS, GAIN
+from clearhead.model.output_heads import GAIN, NGRAM_ROWS
 from clearhead.predictor import Predictor
 from clearhead.tasks.classification.calibration import (
     choose_thresholds,
@@ -25,9 +25,8 @@ from clearhead.tasks.classification.calibration import (
 )
 from clearhead.tasks.classification.classification_task import TASK
 from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, score_labels
-from clearhead.tasks.classification.classifier_objective import ClassifierObjective, hide_tokens, scores_divergence
-from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
-from clearhead.tasks.classification.classifier_settings import LabelColumn, LabelOptions
+from clearhead.tasks.classification.classifier_objective import ClassifierObjective, hide_tokens
+from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, LabelColumn, LabelOptions
 from clearhead.tasks.metrics import count_confusions, count_labels
 from clearhead.tasks.text_windows import split_windows, text_windows
 from clearhead.text import Report
@@ -228,16 +227,6 @@ def test_weights_by_name_must_be_those_of_labels():
             recipe_of(loss={"class_weights": wrong})
 
 
-def test_r_drop_adds_nothing_where_both_passes_agree_and_the_divergence_where_not():
-    objective, model, batch = small_task(loss={"r_drop": 5.0})
-    plain, _, _ = small_task()
-    assert objective.loss(model, batch).item() == pytest.approx(plain.loss(model, batch).item(), abs=1e-9)
-    one, other = torch.tensor([[0.0, 1.0]]), torch.tensor([[2.0, -1.0]])
-    p, q = one.softmax(-1), other.softmax(-1)
-    wanted = ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2
-    assert scores_divergence(one, other, multi_label=False).item() == pytest.approx(wanted.item(), abs=1e-6)
-
-
 def test_hidden_tokens_are_a_share_of_those_that_may_be_hidden():
     torch.manual_seed(3)
     tokens = torch.randint(5, 50, (50, 40))
@@ -428,7 +417,7 @@ def test_runs_of_tokens_have_scores_of_their_own():
     hashes = [one + 1 for one in tokens] + [
         ((one + 1) * 1_000_003 + other + 1) % 2_147_483_647 for one, other in pairwise(tokens)
     ]
-    rows = model.ngrams.rows.weight[torch.tensor(hashes) % BUCKETS]
+    rows = model.ngrams.rows.weight[torch.tensor(hashes) % NGRAM_ROWS]
     assert torch.allclose(moved[place], GAIN * rows.sum(0) / len(hashes) ** 0.5)
     with pytest.raises(ValueError, match="also scores n-grams of tokens; pass tokens= as well"):
         model.label_scores(torch.zeros(1, 3, 20).double(), torch.tensor([3]))

@@ -10,7 +10,7 @@ from clearhead.tasks import TASKS, segmentation, text_windows
 from clearhead.tasks.answerer import AnyAnswerer
 from clearhead.tasks.answers.answer_settings import AnswerOptions
 from clearhead.tasks.answers.index_actions import read_pairs
-from clearhead.tasks.classification.classifier_settings import LabelOptions
+from clearhead.tasks.classification.classifier_processor import LabelOptions
 from clearhead.tasks.pretraining import mask_filling
 from clearhead.tasks.segmentation import join_texts
 from clearhead.tasks.summarisation import summarisation_task

@@ -14,9 +14,8 @@ from seqeval.metrics.sequence_labeling import get_entities
 
 from clearhead.errors import ConfigError, DataError
 from clearhead.tasks.tagging.schemes import SCHEMES, Span, count_repairs, detect_scheme, read_tags, write_tags
-from clearhead.tasks.tagging.sentences import Sentence
+from clearhead.tasks.tagging.sentences import Sentence, find_words, join_words
 from clearhead.tasks.tagging.tagged_files import read_tagged
-from clearhead.tasks.tagging.word_splitting import find_words, join_words
 
 PLAIN = "EU\tB-ORG\nrejects\tO\nGerman\tB-MISC\n\nPeter\tB-PER\nBlackburn\tI-PER\n"
 WANTED = [("EU rejects German", [(0, 2, "ORG"), (11, 17, "MISC")]), ("Peter Blackburn", [(0, 15, "PER")])]
@@ -160,7 +159,7 @@ def test_an_entity_inside_a_word_is_learned_as_the_word_and_counted(write):
         ),
         ('{"text": "EU"}', "no 'entities'"),
         ('{"text": 3, "entities": []}', "'text' must be a text, not a number"),
-        ("[]", "an object with text and entities is needed, not a list"),
+        ("[]", "an object with text, entities is needed, not a list"),
         ("{", "not JSON"),
     ],
 )

@@ -37,15 +37,6 @@ def masked_token_loss(
     return total / places.sum().clamp(min=1)
 
 
-def consistency_loss(scores: Float[Tensor, "*rows labels"], others: Float[Tensor, "*rows labels"]) -> Float[Tensor, ""]:
-    """The mean of both Kullback–Leibler divergences between two passes with different dropout, summed over the rows.
-
-    It is what R-Drop (Liang et al. 2021) adds to the loss; 0 if both passes agree.
-    """
-    logs, other_logs = scores.log_softmax(-1), others.log_softmax(-1)
-    return ((logs.exp() - other_logs.exp()) * (logs - other_logs)).sum() / 2
-
-
 def check_finite(scores: Tensor) -> None:
     """Refuses scores that are NaN or infinite: no answer follows from them, and JSON has no such numbers."""
     if not bool(scores.isfinite().all()):

@@ -226,6 +226,13 @@ def _read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
 
 
 def _read_jsonl(path: Path, wanted: Sequence[str], labels: Sequence[str], lists: bool) -> Iterator[Row]:
+    for line, example in read_objects(path, wanted):
+        values = (_get_value(example, column, path, line, column in labels, lists) for column in wanted)
+        yield Row(tuple(values), str(path), line)
+
+
+def read_objects(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a `.jsonl` with their lines; `wanted` are the names that a message asks for."""
     lines = read_lines(path)
     for line, text in lines:
         try:
@@ -239,8 +246,7 @@ def _read_jsonl(path: Path, wanted: Sequence[str], labels: Sequence[str], lists:
             refuse_line(path, line, f"not JSON: {error}", text)
         if not isinstance(example, dict):
             refuse_line(path, line, f"an object with {_join(wanted)} is needed, not {describe_type(example)}", text)
-        values = (_get_value(example, column, path, line, column in labels, lists) for column in wanted)
-        yield Row(tuple(values), str(path), line)
+        yield line, example
 
 
 def _get_value(

@@ -25,9 +25,9 @@ from torch import Tensor
 from clearhead.attention import MultiHeadAttention, Seen
 from clearhead.attention.call import check_call
 from clearhead.lens import ROLES, measure
+from clearhead.lens.analysis.norms import make_value_norms
 from clearhead.lens.analysis.repeated_tokens import MIN_VISIBLE, PASSAGE, draw_repeated_tokens, score_repeated_tokens
 from clearhead.lens.attention_names import find_attentions
-from clearhead.lens.capture.output_projection import make_value_norms
 from clearhead.lens.measures.visible_keys import count_visible_keys
 from clearhead.model import Decoder, Model
 from clearhead.storage import atomic_file

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from clearhead.attention import Seen
 from clearhead.attention.call import Call, check_call, slice_heads
 from clearhead.errors import LensError
+from clearhead.lens.analysis.norms import make_value_norms
 from clearhead.lens.attention_names import unwrap_model
 from clearhead.lens.capture.growing_call import GrowingAttention, GrowingCall
 from clearhead.lens.capture.growing_tensors import BatchHistory
 from clearhead.lens.capture.host_transfer import HostTransfer
 from clearhead.lens.capture.measure_queue import MeasureQueue
-from clearhead.lens.capture.output_projection import make_value_norms
 from clearhead.lens.capture.part_measurement import Norms, Part
 from clearhead.lens.capture.watch_settings import (
     AttentionShape,

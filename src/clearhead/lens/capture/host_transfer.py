@@ -13,8 +13,8 @@ from torch import Tensor
 
 from clearhead.lens.capture.watch_settings import get_free_bytes
 
-CHUNK = 2**25  # bytes of results on a GPU with which their copies begin
-SMALL = 2**20  # bytes: smaller tensors are packed into one copy
+CHUNK_BYTES = 2**25  # of results on a GPU, with which their copies begin
+PACKED_BYTES = 2**20  # most of a tensor that is packed with others into one copy
 BUDGET_SHARE = 0.1  # of a GPU's free memory, for results that wait there
 PINNED_SHARE = 0.25  # of the free memory of this machine, for pinned memory: more is copied to pageable memory
 
@@ -91,7 +91,7 @@ class _DeviceQueue:
     def add(self, arriving: ArrivingTensors) -> None:
         self.waiting.append((arriving, torch.cuda.current_stream(self.device).record_event()))
         self.waiting_bytes += sum(tensor.nbytes for tensor in arriving.tensors.values() if tensor.is_cuda)
-        if self.waiting_bytes >= min(CHUNK, self.budget):
+        if self.waiting_bytes >= min(CHUNK_BYTES, self.budget):
             self.start_copies()
         while self.copies and (self.copied_bytes + self.waiting_bytes > self.budget or self.copies[0].done.query()):
             self._finish_oldest()
@@ -121,9 +121,9 @@ class _DeviceQueue:
 
     def _copy(self, sources: Sequence[Tensor]) -> list[Tensor]:
         """The CPU tensors that these will be copied to."""
-        small = [source for source in sources if source.nbytes <= SMALL]
+        small = [source for source in sources if source.nbytes <= PACKED_BYTES]
         packed = iter(unpack(self._copy_one(pack(small)), small) if small else [])
-        return [next(packed) if source.nbytes <= SMALL else self._copy_one(source) for source in sources]
+        return [next(packed) if source.nbytes <= PACKED_BYTES else self._copy_one(source) for source in sources]
 
     def _copy_one(self, source: Tensor) -> Tensor:
         pinned = source.nbytes <= self.pinned_left

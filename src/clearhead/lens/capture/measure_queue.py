@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 MAX_STEPS = 64  # decoding steps of one attention that wait
 WAITING_BYTES = 2**26  # most bytes of q and k of attentions that wait on a CPU
 JOB_BYTES = 2**25  # most bytes of those that are measured together there, which copies them twice
-GPU_SCORES, GPU_BYTES = 2**27, 2**28  # most scores of an attention that waits on a GPU, and most bytes of q and k
+GPU_SCORES = 2**27  # most scores of an attention that waits on a GPU
+GPU_BYTES = 2**28  # most bytes of q and k of attentions that wait there
 
 
 class MeasureQueue:

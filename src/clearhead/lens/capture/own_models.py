@@ -55,38 +55,31 @@ def observe_own_model(
             tracker.close(get_handled_exception() or UNKNOWN_EXCEPTION)
 
 
-class _PassTracker:
+class _PassTracker(threading.local):
     """Tells a collector when a model begins and ends a forward pass, or a stack of it that is called by itself."""
 
     def __init__(self, collector: Collector) -> None:
-        self.collector, self._thread = collector, threading.local()
+        self.collector = collector
+        self.running: list[tuple[nn.Module, BaseException | None]] = []  # with the exception that was handled before
 
-    @property
-    def _open(self) -> list[tuple[nn.Module, BaseException | None]]:
-        """The modules that run, each with the exception that was handled before."""
-        if not hasattr(self._thread, "open"):
-            self._thread.open = []
-        modules: list[tuple[nn.Module, BaseException | None]] = self._thread.open
-        return modules
-
-    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if any(module is running for running, _ in self._open):
+    def begin(self, module: nn.Module, *_: Any) -> None:
+        if any(module is running for running, _ in self.running):
             self.close(UNKNOWN_EXCEPTION)
-        if not self._open:
+        if not self.running:
             self.collector.begin_pass()
-        self._open.append((module, get_handled_exception()))
+        self.running.append((module, get_handled_exception()))
 
-    def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not self._open:
+    def end(self, *_: Any) -> None:
+        if not self.running:
             return
-        _, handled = self._open.pop()
-        if not self._open:
+        handled = self.running.pop()[1]
+        if not self.running:
             self.collector.end_pass(find_new_exception(handled))
 
     def close(self, error: BaseException | str) -> None:
         """Ends a pass that nobody has ended, because of an exception."""
-        if self._open:
-            self._open.clear()
+        if self.running:
+            self.running.clear()
             self.collector.end_pass(error)
 
 

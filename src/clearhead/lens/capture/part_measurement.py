@@ -27,16 +27,9 @@ if TYPE_CHECKING:
 
 Norms = Callable[[slice], Float[Tensor, "batch heads keys"]]  # of the values, for a slice of keys
 
-SEES_NOTHING = {
-    "logsumexp": -math.inf,
-    "peak_key": -1,
-    "top_keys": -1,
-    "max_score": -math.inf,
-}  # for a query that sees nothing; the others are 0
-PER_QUERY = (
-    *("logsumexp", "entropy", "peak", "peak_key", "distance", "first"),
-    *("top_keys", "top_weights"),
-)
+# For a query that sees nothing; the others are 0.
+SEES_NOTHING = {"logsumexp": -math.inf, "peak_key": -1, "top_keys": -1, "max_score": -math.inf}
+PER_QUERY = ("logsumexp", "entropy", "peak", "peak_key", "distance", "first", "top_keys", "top_weights")
 FINE_MAP_CELLS = 2**24  # most cells of a map that has to be measured finer than it is kept
 
 

@@ -1,9 +1,9 @@
 """The arguments of a transformers attention function, read as that function reads them.
 
 The functions differ. "sdpa" takes a mask of None as causal if the module is, aligned at the upper left; "eager"
-takes it as no mask at all; "flash" gets a padding mask, and windows and packed sequences beside it; "flex" gets a
-BlockMask. What is measured is what the function in force computes. A function from elsewhere is refused: nobody knows
-what it makes of its arguments.
+takes it as no mask at all; "flash" gets a padding mask, and windows and packed sequences beside it. What is measured is
+what the function in force computes. "flex", with its block masks, is refused, and so is a function from elsewhere:
+nobody knows what it makes of its arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from clearhead.attention import Mask, Seen
 from clearhead.attention.biases import Dense
 from clearhead.attention.sdpa_logsumexp import LogsumexpMode
-from clearhead.lens.huggingface.mask_recovery import BlockMaskAdapter, recover_mask
+from clearhead.lens.huggingface.mask_recovery import recover_mask
 
 UNKNOWN = "unknown"  # the kind of a function that is not transformers' own: it cannot be recorded
 HIDING_VALUE = -1e4  # what a mask adds to hide: exp(−10,000) is 0 in every precision
@@ -34,7 +34,7 @@ class AttentionArguments(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    mask: Any
+    mask: Tensor | None
     scale: float | Tensor | None
     causal: bool
     softcap: float | None
@@ -77,7 +77,7 @@ def read_arguments(
         q,
         k,
         v,
-        mask,
+        mask if isinstance(mask, Tensor) else None,
         options.get("scaling"),
         bool(getattr(module, "is_causal", True) if causal is None else causal),
         options.get("softcap") if takes("softcap") else None,
@@ -133,18 +133,10 @@ def to_seen(got: AttentionArguments, keys: int, masks: Masks) -> Seen:
     mask, bias = _read_mask_once(got, keys, masks)
     if got.bias is not None:
         bias = got.bias[..., :keys] if bias is None else got.bias[..., :keys] + bias
-    scale = got.scale
-    if scale is None:
-        scale = got.q.shape[-1] ** -0.5
+    scale = got.q.shape[-1] ** -0.5 if got.scale is None else got.scale
     k, v = got.k[:, :, :keys], got.v[:, :, :keys]
-    logsumexp = None
-    if (
-        got.sdpa_observer is not None
-        and got.mask is None
-        and bias is None
-        and got.softcap is None
-        and got.sinks is None
-    ):
+    logsumexp, plain = None, got.mask is None and bias is None and got.softcap is None and got.sinks is None
+    if got.sdpa_observer is not None and plain:
         logsumexp = got.sdpa_observer.logsumexp(got.q, keys=keys, scale=scale, causal=mask is not None)
     return Seen(
         got.q,
@@ -165,14 +157,12 @@ def _read_mask_once(got: AttentionArguments, keys: int, masks: Masks) -> MaskAnd
         return (_read_flash_mask(got, keys) if got.kind == "flash" else _default_mask(got, masks)), None
     key = (*_identify_mask(got.mask), keys, got.kind)
     if key not in masks:
-        masks[key] = (got.mask, _read_mask(got, keys))
+        masks[key] = (got.mask, _read_mask(got, got.mask, keys))
     return masks[key][1]
 
 
-def _identify_mask(mask: Any) -> tuple[Any, ...]:
+def _identify_mask(mask: Tensor) -> tuple[Any, ...]:
     """A key that identifies a mask; a compiled graph passes a new object at every layer."""
-    if not isinstance(mask, Tensor):
-        return (id(mask),)
     changes = None if mask.is_inference() else mask._version
     return mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, changes
 
@@ -187,10 +177,8 @@ def _default_mask(got: AttentionArguments, masks: Masks) -> Mask | None:
     return masks.setdefault(("causal",), (None, (Mask.causal(offset=0), None)))[1][0]
 
 
-def _read_mask(got: AttentionArguments, keys: int) -> MaskAndBias:
-    if not isinstance(got.mask, Tensor):
-        return BlockMaskAdapter(got.mask, keys), None
-    mask = got.mask[..., :keys] if got.mask.shape[-1] > 1 else got.mask
+def _read_mask(got: AttentionArguments, mask: Tensor, keys: int) -> MaskAndBias:
+    mask = mask[..., :keys] if mask.shape[-1] > 1 else mask
     alike = mask.ndim > 1 and mask.shape[-2] == 1 < got.q.shape[2]  # one row for all queries
     rule = functools.partial(recover_mask, causal=got.causal and not alike, window=None if alike else got.window)
     if mask.dtype == torch.bool:
@@ -248,6 +236,11 @@ def _find_refusal(kind: str, function: Any, q: Tensor, k: Tensor, options: Any) 
             f"the attention function {_get_name(function)!r} is not one of transformers, so what it computes is "
             "unknown; watch the model with model.set_attn_implementation('sdpa'), or pass its scores to "
             "clearhead.measure(q, k, mask, bias=…)"
+        )
+    if kind == "flex":
+        return (
+            "FlexAttention gets its mask as a function; the weights are the same with the attention 'sdpa': call "
+            "model.set_attn_implementation('sdpa') while the model is watched"
         )
     if options.get("cache") is not None:
         return (

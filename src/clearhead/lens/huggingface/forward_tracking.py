@@ -183,12 +183,13 @@ class ForwardTracker:
                 self._drop_frames(n, UNKNOWN_EXCEPTION)
                 break
         cache = find_cache(named.values())
-        if cache is not None and not self.models:
+        states = self._read_states(cache)
+        if not self.models and not states.keys() <= set(map(read_layer_number, self.infos)):
             raise LensError(
-                f"a {type(module).__name__} with a cache cannot be watched by itself, because other layers fill the "
-                "cache too: watch the model that it belongs to, and choose some of its attentions with layers="
+                f"a {type(module).__name__} cannot be watched by itself with a cache that other layers fill, too: "
+                "watch the model that it belongs to, and choose some of its attentions with layers="
             )
-        frame = ForwardPass(module, cache, self._read_states(cache), frames[-1] if frames else None)
+        frame = ForwardPass(module, cache, states, frames[-1] if frames else None)
         vectors = named.get("inputs_embeds") is not None and not frame.reads
         around = self.models and module not in self.models and not hasattr(module, "_orig_mod")  # not a model itself
         ids = {} if frame.reads or around else self._find_token_ids(module, named)

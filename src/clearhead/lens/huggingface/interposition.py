@@ -27,7 +27,6 @@ from clearhead.lens.capture.compiled_graphs import (
     GraphReceiver,
     decode_values,
     encode_values,
-    exclude_from_graphs,
     send_to_receiver,
 )
 from clearhead.lens.huggingface.arguments import AttentionArguments, classify_function, read_arguments
@@ -199,11 +198,6 @@ class FunctionObserver(GraphReceiver):
             for callback in self.callbacks:
                 callback(module, arguments)
 
-    # An operator cannot take a BlockMask.
-    notify_outside_graph = exclude_from_graphs("clearhead.watch reads FlexAttention's mask outside of the graph")(
-        notify
-    )
-
 
 _observers: weakref.WeakKeyDictionary[nn.Module, FunctionObserver] = weakref.WeakKeyDictionary()
 
@@ -242,8 +236,6 @@ def observe_function(
         arguments = arguments._replace(sdpa_observer=sdpa_observer)
     if not torch.compiler.is_compiling():
         observer.notify(arguments)
-    elif mask is None or isinstance(mask, Tensor):
-        send_to_receiver(observer, encode_values(arguments))
     else:
-        observer.notify_outside_graph(arguments)
+        send_to_receiver(observer, encode_values(arguments))
     return result

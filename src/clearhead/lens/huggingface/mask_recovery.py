@@ -1,18 +1,18 @@
-"""Masks of transformers as `Mask`: structure recovered from dense booleans, and FlexAttention's BlockMask adapted."""
+"""Masks of transformers as `Mask`: structure recovered from dense booleans."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from clearhead.attention.masks import Blocks, Mask
+from clearhead.attention.masks import Mask
 
-CELLS = 2**26  # of a dense mask, read together
+CELLS_AT_ONCE = 2**26  # of a dense mask that are read together
 
 
 class Spans(NamedTuple):
@@ -62,7 +62,7 @@ def _find_spans(seen: Tensor) -> Spans | None:
     if heads != 1 or keys < 2 or not queries or not samples:
         return None
     edges = []
-    for rows in seen[:, 0].split(max(1, CELLS // (samples * keys)), 1):
+    for rows in seen[:, 0].split(max(1, CELLS_AT_ONCE // (samples * keys)), 1):
         numbers = rows.view(torch.uint8)
         last = keys - numbers.flip(-1).argmax(-1)
         edges.append(torch.stack([numbers.argmax(-1), last, rows.sum(-1, dtype=torch.int32)]))
@@ -99,48 +99,3 @@ def _find_padding(spans: Spans, left: int | None, right: int | None) -> list[Mas
         return None
     right_padding = [Mask.padding(last)] if bool((last < keys).any()) else []
     return right_padding + ([Mask.padding(keys - first, side="left")] if bool(first.any()) else [])
-
-
-class BlockMaskAdapter(Mask):
-    """A FlexAttention BlockMask as a Mask over the first `keys` keys, evaluated through its mask_mod.
-
-    Moved to another device, or with its samples changed, it becomes dense booleans: the function cannot be moved.
-    """
-
-    def __init__(self, block_mask: Any, keys: int) -> None:
-        self.block_mask, self.keys = block_mask, keys
-        batch, heads, self.queries, _ = block_mask.shape
-        self.batch, self.heads = (n if n > 1 else None for n in (batch, heads))
-
-    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, queries: int, keys: int) -> Tensor:
-        seen: Tensor = self.block_mask.mask_mod(b, h, i, j)
-        return seen.expand(torch.broadcast_shapes(b.shape, h.shape, i.shape, j.shape))
-
-    def blocks(self, queries: int, keys: int, rows: int, columns: int, device: Any = None) -> Blocks:
-        """From the BlockMask's own blocks: a block may be visible if one that it overlaps is."""
-        height, width = self.block_mask.BLOCK_SIZE
-        filled = _any_overlapping(self.block_mask.to_dense().bool(), queries, rows, height, 2)
-        visible = _any_overlapping(filled, keys, columns, width, 3)
-        return visible, torch.zeros_like(visible)
-
-    def tensors(self) -> list[Tensor]:
-        return [self.block_mask.kv_num_blocks]
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Mask:
-        counts = self.block_mask.kv_num_blocks
-        changed = change(counts)
-        if changed.shape == counts.shape and changed.device == counts.device:
-            return self
-        return Mask.visible(change(self.dense(self.queries or 0, self.keys or 0)))
-
-    def __repr__(self) -> str:
-        return f"a BlockMask of {'×'.join(map(str, self.block_mask.shape))}"
-
-
-def _any_overlapping(filled: Tensor, size: int, block: int, of_theirs: int, axis: int) -> Tensor:
-    """Whether any BlockMask block that overlaps a block of ours is set."""
-    first = torch.arange(0, size, block, device=filled.device)
-    last = (first + block).clamp(max=size) - 1
-    sums = torch.nn.functional.pad(filled.int().movedim(axis, -1).cumsum(-1), (1, 0))
-    count = sums[..., last // of_theirs + 1] - sums[..., first // of_theirs]
-    return (count > 0).movedim(-1, axis)

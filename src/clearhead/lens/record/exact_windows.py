@@ -26,7 +26,7 @@ from clearhead.lens.record.kept_inputs import KeptInputs, Step
 MAX_ROW_SCORES = 2**22  # held at once where a whole row is needed
 MAX_TILE_SCORES = 2**19  # held at once where they are summed: they should stay in the processor's cache
 MAX_MASKED_WEIGHTS = 2**22  # of a window whose mask is looked at weight by weight
-GRAIN = 128  # queries and keys of a block for which the mask is summarised
+MASK_BLOCK = 128  # queries and keys of a block for which the mask is summarised
 LOG2E = math.log2(math.e)
 
 Positions = int | slice | Sequence[int] | Int[Tensor, " positions"] | None  # None is all
@@ -192,7 +192,7 @@ class HeadWindows:
         assert inputs.logsumexp is not None
         any_visible = all_visible = None
         if step.mask is not None:
-            blocks = step.mask.blocks(step.queries, step.keys, GRAIN, GRAIN)
+            blocks = step.mask.blocks(step.queries, step.keys, MASK_BLOCK, MASK_BLOCK)
             any_visible, all_visible = (self._select_head(block) for block in blocks)
         q, k = inputs.q[self.sample, self.index], inputs.k[self.sample, self.key_index]
         logsumexp = inputs.logsumexp[self.sample, self.index]
@@ -233,13 +233,13 @@ class HeadWindows:
         head = self._prepared
         if head.any_visible is None or head.all_visible is None or not keys:
             return keys, []
-        tall, wide = (range(r.start // GRAIN, -(-r.stop // GRAIN)) for r in (rows, keys))
+        tall, wide = (range(r.start // MASK_BLOCK, -(-r.stop // MASK_BLOCK)) for r in (rows, keys))
         any_visible = _select_blocks(head.any_visible, tall, wide).any(0).tolist()
         all_visible = _select_blocks(head.all_visible, tall, wide).all(0).tolist()
         seen = [block for block, visible in enumerate(any_visible) if visible]
         if not seen:
             return range(0), []
-        edges = [max(keys.start, min(keys.stop, (wide.start + block) * GRAIN)) for block in range(len(wide) + 1)]
+        edges = [max(keys.start, min(keys.stop, (wide.start + block) * MASK_BLOCK)) for block in range(len(wide) + 1)]
         partial: list[slice] = []
         for block in range(seen[0], seen[-1] + 1):
             if all_visible[block]:

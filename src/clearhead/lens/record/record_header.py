@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.attention.biases import Bias, Relative, clipped_distance
+from clearhead.attention.biases import Bias
 from clearhead.attention.masks import MAX_TOKENS, Mask, State
 from clearhead.errors import RecordError
 from clearhead.lens.record.kept_inputs import KeptInputs, Step
@@ -24,7 +24,6 @@ TensorNumber = int
 Store = Callable[[Tensor], int]  # puts a tensor into the file and returns its number
 Fetch = Callable[[Any], Tensor]  # the inverse
 STATE_TENSORS = ("lengths", "ids", "query_ids", "tensor", "slopes", "table")  # fields of masks and biases
-MAX_DENSE_CELLS = 2**30  # of a mask without a state that may be written out
 
 
 @dataclass
@@ -157,30 +156,17 @@ def kept_to_header(kept: KeptInputs, store: Store) -> KeptHeader:
 
 
 def _step_to_header(step: Step, store: Store) -> StepHeader:
-    mask = None if step.mask is None else _state_to_json(_mask_state(step.mask, step), store)
-    bias = None if step.bias is None else _state_to_json(_bias_state(step.bias, step), store)
+    mask, bias = (None if part is None else _state_to_json(_read_state(part), store) for part in (step.mask, step.bias))
     return StepHeader(step.first_query, step.first_key, step.queries, step.keys, mask, bias)
 
 
-def _mask_state(mask: Mask, step: Step) -> State:
-    """The state of a mask; one of an unknown class is written as dense booleans."""
-    state = mask.state()
+def _read_state(part: Mask | Bias) -> State:
+    state = part.state()
     if state is None:
-        if (mask.batch or 1) * (mask.heads or 1) * step.queries * step.keys > MAX_DENSE_CELLS:
-            raise RecordError(f"{mask!r} is too large to be written out; record it with keep='none'")
-        state = Mask.visible(mask.dense(step.queries, step.keys).cpu()).state()
-    assert state is not None
+        raise RecordError(
+            f"{part!r} cannot be saved, only built-in masks, biases and bucket functions; record with keep='none'"
+        )
     return state
-
-
-def _bias_state(bias: Bias, step: Step) -> State:
-    """The state of a bias; bucket functions of an unknown kind are tabulated, one row per distance."""
-    state = bias.state()
-    if state is None and isinstance(bias, Relative):
-        furthest = step.queries + step.keys + abs(bias.offset or 0)
-        table = bias.parameter[bias.buckets(torch.arange(-furthest, furthest + 1))]
-        state = Relative(table, clipped_distance(furthest), bias.offset).state()
-    return {"kind": "dense", "tensor": bias.dense(step.queries, step.keys)} if state is None else state
 
 
 def _state_to_json(state: State, store: Store) -> State:

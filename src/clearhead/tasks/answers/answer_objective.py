@@ -27,7 +27,6 @@ from clearhead.tasks.answers.answer_processor import (
     pool_tokens,
 )
 from clearhead.tasks.answers.answer_settings import AnswersRecipe
-from clearhead.tasks.losses import consistency_loss
 from clearhead.tasks.objective import Objective
 from clearhead.tasks.processor import Examples, LabelledTexts
 
@@ -49,23 +48,14 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
 
     def _intent_loss(self, model: PooledEncoder, batch: LabelledTexts) -> Tensor:
         settings, learning = self.processor.losses, model.training
-        twice = learning and settings.r_drop > 0
-        tokens, lengths = (part.repeat(2, *[1] * (part.ndim - 1)) if twice else part for part in batch[:2])
-        vectors = pool_tokens(model, tokens, lengths)
-        scores = model.label_scores(vectors).float()
-        answers = batch.labels.repeat(2) if twice else batch.labels
+        vectors = pool_tokens(model, batch.tokens, batch.lengths)
         smoothing, outliers = (settings.label_smoothing, settings.outliers) if learning else (0.0, 0.0)
-        loss = intent_loss(scores, answers, smoothing=smoothing, outliers=outliers)
-        if learning and settings.mixtures:
-            mixed, different = mix_questions(vectors, answers)
-            spread = uniform_loss(model.label_scores(mixed).float())
-            loss = loss + settings.mixtures * spread.masked_fill(~different, 0.0).sum()
+        scores = model.label_scores(vectors).float()
+        loss = intent_loss(scores, batch.labels, smoothing=smoothing, outliers=outliers)
         if learning and settings.contrast:
-            contrast = question_contrast(normalize(vectors), answers, settings.temperature)
+            contrast = question_contrast(normalize(vectors), batch.labels, settings.temperature)
             loss = loss + settings.contrast * contrast
-        if not twice:
-            return loss
-        return loss / 2 + settings.r_drop * consistency_loss(*scores.chunk(2))
+        return loss
 
     def _pair_loss(self, model: PooledEncoder, batch: Pairs) -> Tensor:
         settings, learning = self.processor.losses, model.training
@@ -189,9 +179,6 @@ def mine_negatives(
     return torch.cat(mined)
 
 
-MIXED = (0.3, 0.7)  # the share of the second question in a mixture, at least and at most
-
-
 def intent_loss(
     scores: Float[Tensor, "batch answers"], answers: Int[Tensor, " batch"], *, smoothing: float, outliers: float
 ) -> Float[Tensor, ""]:
@@ -200,25 +187,9 @@ def intent_loss(
     The latter is outlier exposure (Hendrycks et al. 2019), with the weight `outliers`.
     """
     loss = F.cross_entropy(scores, answers, ignore_index=OUT_OF_SCOPE, reduction="sum", label_smoothing=smoothing)
-    return loss + outliers * uniform_loss(scores).masked_fill(answers != OUT_OF_SCOPE, 0.0).sum()
-
-
-def uniform_loss(scores: Float[Tensor, "batch answers"]) -> Float[Tensor, " batch"]:
-    """The divergence of the uniform distribution from the softmax of scores; 0 where all scores are equal."""
-    return -scores.log_softmax(-1).mean(-1) - math.log(scores.shape[-1])
-
-
-def mix_questions(
-    vectors: Float[Tensor, "batch width"], answers: Int[Tensor, " batch"]
-) -> tuple[Float[Tensor, "batch width"], Bool[Tensor, " batch"]]:
-    """Vectors between those of two neighbours in a batch, and whether these have different answers.
-
-    A mixture of questions with different answers should fit neither: it stands in for questions that are out of scope
-    (Zhan et al. 2021).
-    """
-    share = MIXED[0] + (MIXED[1] - MIXED[0]) * torch.rand(len(vectors), 1, device=vectors.device)
-    mixed = torch.lerp(vectors, vectors.roll(1, 0), share.to(vectors.dtype))
-    return mixed, answers != answers.roll(1, 0)
+    # The divergence of the uniform distribution from the softmax; 0 where all scores are equal.
+    divergence = -scores.log_softmax(-1).mean(-1) - math.log(scores.shape[-1])
+    return loss + outliers * divergence.masked_fill(answers != OUT_OF_SCOPE, 0.0).sum()
 
 
 def question_contrast(

@@ -176,8 +176,8 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
         rows = list(rows)
         longest = None if recipe is None else recipe.data.longest
         towers, pairs = self.kind == "pairs", [clean_pair(row) for row in rows]
-        texts = self._tokenize(answer for _, answer in pairs if answer) if towers else {}
-        tokens_of = self._tokenize(question for question, _ in pairs)
+        texts = tokenize_texts(self.tokenizer, (answer for _, answer in pairs if answer)) if towers else {}
+        tokens_of = tokenize_texts(self.tokenizer, (question for question, _ in pairs))
         questions, answers, used = list[list[int]](), list[str](), list["Row"]()
         for row, (question, answer) in zip(rows, pairs, strict=True):
             size = max(len(tokens_of[question]), len(texts.get(answer, ()))) - self.added_tokens
@@ -206,15 +206,6 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
             return TextExamples(questions, right, used, pad)
         candidates = {text: texts[text] for text in distinct}
         return PairExamples(questions, right, candidates, used, pad=pad, negatives=self.section.hard_negatives)
-
-    def _tokenize(self, texts: Iterable[str]) -> dict[str, list[int]]:
-        """The tokens of each different text, start and end included."""
-        distinct, tokenizer = list(dict.fromkeys(texts)), self.tokenizer
-        encoded = tokenizer.encode_all(distinct)
-        return {
-            text: enclose([tokens], tokenizer.start, tokenizer.end)
-            for text, tokens in zip(distinct, encoded, strict=True)
-        }
 
     def row_problem(self, row: Row) -> str | None:
         return None if self.tokenizer.normal(clean_pair(row)[0]).strip() else "without a question"
@@ -288,6 +279,13 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
 
 def _select_keys(section: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key in section.model_fields}
+
+
+def tokenize_texts(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, list[int]]:
+    """The tokens of each different text, start and end included."""
+    distinct = list(dict.fromkeys(texts))
+    encoded = zip(distinct, tokenizer.encode_all(distinct), strict=True)
+    return {text: enclose([tokens], tokenizer.start, tokenizer.end) for text, tokens in encoded}
 
 
 def clean_pair(row: Row) -> tuple[str, str]:

@@ -25,8 +25,6 @@ class AnswersLoss(Section):
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)  # of intents
     temperature: float = Field(0.05, gt=0)  # cosine similarities are divided by it
-    mixtures: float = Field(0.3, ge=0)  # of intents: weight of mixed questions, which should fit no answer
-    r_drop: float = Field(0.0, ge=0)  # weight of the divergence between two passes with different dropout
     contrast: float = Field(0.0, ge=0)  # weight of the contrastive loss between questions of the same answer
     outliers: float = Field(1.0, ge=0)  # weight of out-of-scope questions, which should fit no answer
 

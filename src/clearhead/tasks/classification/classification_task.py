@@ -18,8 +18,7 @@ from clearhead.tasks.classification.classifier_answerer import (
     score_answers,
 )
 from clearhead.tasks.classification.classifier_objective import ClassifierObjective
-from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
-from clearhead.tasks.classification.classifier_settings import ClassificationRecipe
+from clearhead.tasks.classification.classifier_processor import ClassificationRecipe, ClassifierProcessor
 from clearhead.tasks.metrics import count_confusions, count_labels, format_label_table
 from clearhead.tasks.task import Task
 

@@ -15,8 +15,7 @@ from clearhead.errors import DataError
 from clearhead.model import Classifier
 from clearhead.tasks.answerer import Answerer, Prediction, Scores
 from clearhead.tasks.classification.calibration import expected_calibration_error, undo_temperature
-from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, Input, list_texts
-from clearhead.tasks.classification.classifier_settings import LabelOptions
+from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, Input, LabelOptions, list_texts
 from clearhead.tasks.losses import check_finite
 from clearhead.tasks.metrics import count_labels, label_scores
 from clearhead.tasks.text_windows import (

@@ -17,9 +17,8 @@ from clearhead.formatting import suggest_name
 from clearhead.model import Classifier
 from clearhead.tasks.classification.calibration import choose_thresholds, fit_temperature
 from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, score_labels
-from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
-from clearhead.tasks.classification.classifier_settings import ClassificationRecipe, LabelOptions
-from clearhead.tasks.losses import UNCOUNTED, consistency_loss, masked_token_loss
+from clearhead.tasks.classification.classifier_processor import ClassificationRecipe, ClassifierProcessor, LabelOptions
+from clearhead.tasks.losses import UNCOUNTED, masked_token_loss
 from clearhead.tasks.objective import Objective
 from clearhead.tasks.processor import LabelledTexts
 
@@ -43,15 +42,6 @@ class ClassifierObjective(Objective[ClassifierProcessor, ClassificationRecipe, C
         if not model.training:
             scores = score_labels(self.processor, model, batch.tokens, batch.lengths)
             return label_loss(scores, batch.labels, multi_label=self.multi_label)
-        scores, loss = self._training_pass(model, batch)
-        if not self.settings.r_drop:
-            return loss
-        again, other = self._training_pass(model, batch)
-        divergence = scores_divergence(scores, again, multi_label=self.multi_label)
-        return (loss + other) / 2 + self.settings.r_drop * divergence
-
-    def _training_pass(self, model: Classifier, batch: LabelledTexts) -> tuple[Tensor, Tensor]:
-        """Scores of the labels, with some tokens hidden, and their loss, with that of the hidden tokens."""
         settings, tokenizer, tokens = self.settings, self.processor.tokenizer, batch.tokens
         if settings.token_dropout:
             mask = tokenizer.pad if tokenizer.mask is None else tokenizer.mask
@@ -66,7 +56,7 @@ class ClassifierObjective(Objective[ClassifierProcessor, ClassificationRecipe, C
             places = tokens != batch.tokens
             guesses = masked_token_loss(model.vocabulary, model.dropout(hidden), batch.tokens, places)
             loss = loss + settings.masked * len(tokens) * guesses
-        return scores, loss
+        return loss
 
     @torch.no_grad()
     def calibrate(self, model: Classifier, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
@@ -133,12 +123,3 @@ def label_loss(
         )
     aims = labels.to(scores) * (1 - smoothing) + smoothing / 2
     return F.binary_cross_entropy_with_logits(scores, aims, pos_weight=weights, reduction="sum")
-
-
-def scores_divergence(
-    scores: Float[Tensor, "texts labels"], others: Float[Tensor, "texts labels"], *, multi_label: bool
-) -> Float[Tensor, ""]:
-    """The loss of R-Drop between the scores of two passes over the same texts."""
-    if multi_label:  # a sigmoid is a softmax of two
-        scores, others = (torch.stack([part, torch.zeros_like(part)], -1) for part in (scores, others))
-    return consistency_loss(scores, others)

@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clearhead.errors import ConfigError, DataError
 from clearhead.formatting import suggest_name
 from clearhead.tasks.tagging.schemes import detect_scheme, is_tag
-from clearhead.tasks.tagging.sentences import parse_entities
-from clearhead.tasks.tagging.word_splitting import join_words
+from clearhead.tasks.tagging.sentences import join_words, parse_entities
 from clearhead.text import Row
-from clearhead.text.corpora import check_file, describe_type, read_lines, refuse_line, strip_line_end
+from clearhead.text.corpora import check_file, describe_type, read_lines, read_objects, refuse_line, strip_line_end
 
 NAMES = ("text", "entities")  # of JSONL
 SKIP, WORD, TAG = "-", "word", "tag"  # of columns
@@ -156,29 +155,13 @@ def _parse_line(path: Path, number: int, text: str, fields: list[str], layout: _
 
 
 def _read_jsonl(path: Path, names: tuple[str, str]) -> Iterator[Row]:
-    lines = read_lines(path)
-    for number, raw in lines:
-        line = strip_line_end(raw).strip(BYTE_ORDER_MARK)
-        if not line.strip():
-            if all(not rest.strip().strip(BYTE_ORDER_MARK) for _, rest in lines):
-                return
-            refuse_line(path, number, "not JSON", line)
-        try:
-            example = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            refuse_line(path, number, f"not JSON: {error}", line)
-        yield Row(_parse_example(path, number, example, names), str(path), number)
-
-
-def _parse_example(path: Path, number: int, example: Any, names: tuple[str, str]) -> tuple[str, str]:
-    if not isinstance(example, dict):
-        refuse_line(path, number, f"an object with {' and '.join(names)} is needed, not {describe_type(example)}")
-    for name, kind, wanted in zip(names, (str, list), ("a text", "a list"), strict=True):
-        if name not in example:
-            refuse_line(path, number, f"no {name!r}; {suggest_name(name, example)}")
-        if not isinstance(example[name], kind):
-            refuse_line(path, number, f"{name!r} must be {wanted}, not {describe_type(example[name])}")
-    text = example[names[0]]
-    spans = parse_entities(example[names[1]], text, f"{path}:{number}")
-    entities = [{"start": span.begin, "end": span.end, "label": span.label} for span in spans]
-    return text, json.dumps(entities, ensure_ascii=False)
+    for number, example in read_objects(path, names):
+        for name, kind, wanted in zip(names, (str, list), ("a text", "a list"), strict=True):
+            if name not in example:
+                refuse_line(path, number, f"no {name!r}; {suggest_name(name, example)}")
+            if not isinstance(example[name], kind):
+                refuse_line(path, number, f"{name!r} must be {wanted}, not {describe_type(example[name])}")
+        text = example[names[0]]
+        spans = parse_entities(example[names[1]], text, f"{path}:{number}")
+        entities = [{"start": span.begin, "end": span.end, "label": span.label} for span in spans]
+        yield Row((text, json.dumps(entities, ensure_ascii=False)), str(path), number)

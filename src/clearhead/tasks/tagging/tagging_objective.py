@@ -13,8 +13,7 @@ from clearhead.tasks.losses import UNCOUNTED, masked_token_loss
 from clearhead.tasks.objective import SMALL_CORPUS, Objective
 from clearhead.tasks.tagging.linear_chain import IMPOSSIBLE, Steps, log_partition, sequence_scores
 from clearhead.tasks.tagging.tagger import Tagger
-from clearhead.tasks.tagging.tagging_processor import TaggedWords, TaggingProcessor
-from clearhead.tasks.tagging.tagging_settings import TaggingRecipe
+from clearhead.tasks.tagging.tagging_processor import TaggedWords, TaggingProcessor, TaggingRecipe
 
 
 class TaggingObjective(Objective[TaggingProcessor, TaggingRecipe, Tagger, TaggedWords]):

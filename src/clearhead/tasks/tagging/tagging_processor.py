@@ -1,13 +1,14 @@
-"""The stored part of tagging: tokenizer, tags, windows; rows become sentences with the tags of their words."""
+"""Sections of a tagging recipe, and the stored part: tokenizer, tags, windows; rows become examples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from clearhead.errors import DataError
@@ -15,19 +16,20 @@ from clearhead.model import ModelConfig
 from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.processor import Columns, Examples, Files, Processor
+from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
 from clearhead.tasks.tagging.linear_chain import Decoder
-from clearhead.tasks.tagging.schemes import list_tags, write_tags
+from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags, write_tags
 from clearhead.tasks.tagging.sentence_windows import WindowTokens, WordEncoder, choose_window, make_windows
 from clearhead.tasks.tagging.sentences import Sentence, mark_entities, read_sentence
 from clearhead.tasks.tagging.tagged_files import read_tagged
 from clearhead.tasks.tagging.tagger import Tagger
-from clearhead.tasks.tagging.tagging_settings import TaggerSettings, TaggingRecipe
 from clearhead.text.batches import Batch, Ragged
 from clearhead.text.report import Flaw
 
 if TYPE_CHECKING:
     from clearhead.tasks.pretrained import Pretrained
     from clearhead.text import Report, Row, Tokenizer
+
 
 MOST_LABELS = 100  # BIOES has four tags for each, and a CRF a score for each pair of tags
 REPAIRED = Flaw(
@@ -38,6 +40,73 @@ UNSEEN = Flaw(
     "entity with a label that is not in the training data, counted as missed",
     "entities with a label that is not in the training data, counted as missed",
 )
+
+
+FileScheme = Literal["iob1", "iob2", "bioes", "bmes"]
+ModelScheme = Literal["bioes", "iob2"]
+
+
+class TaggingData(Data):
+    longest: int = Field(256, ge=16)  # pieces that are read together; longer sentences are read in windows
+    scheme: FileScheme | None = None  # of the tags in files; None: as each file looks
+
+
+class TaggingText(Text):
+    letter_case: bool = False  # the model also reads how a word is capitalised; for lower-case tokenizers
+    convolutions: int = Field(0, ge=0)  # layers over three neighbouring pieces, before the first layer of attention
+    # This share of pieces is read as unknown in training; in use, words with characters that training never saw are.
+    unknown: float = Field(0.05, ge=0, lt=1)
+
+
+class TaggingLoss(Section):
+    tags: ModelScheme = "bioes"  # what the model predicts for each word, whatever the files have
+    crf: bool = True  # scores of steps from tag to tag are learned, and whole sequences are
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    # Pieces that text.unknown hides in training are also predicted, as in masked language models; weight of that loss.
+    masked: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _refuse_both(self) -> TaggingLoss:
+        if self.crf and self.label_smoothing:
+            raise ValueError("label_smoothing is for the loss of single words; set crf = false to use it")
+        return self
+
+
+class TaggingRecipe(TaskRecipe):
+    data: TaggingData
+    text: TaggingText = TaggingText()
+    loss: TaggingLoss = TaggingLoss()
+
+    @model_validator(mode="after")
+    def _check_masked(self) -> TaggingRecipe:
+        if self.loss.masked and not self.text.unknown:
+            raise ValueError("loss.masked predicts hidden pieces, and text.unknown = 0 hides none; set it to 0.15")
+        return self
+
+
+class TaggerSettings(Section):
+    """The settings that a model folder keeps."""
+
+    labels: list[str]  # the tags that the model has scores for
+    tags: ModelScheme
+    crf: bool
+    letter_case: bool
+    convolutions: int
+    unknown: float
+    characters: bool  # every character is a word
+    scheme: FileScheme | None
+    window: int  # pieces that are read together
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> TaggerSettings:
+        if not self.types or sorted(self.labels) != sorted(list_tags(self.types, self.tags)):
+            raise ValueError("labels: not the tags of any entities")
+        return self
+
+    @property
+    def types(self) -> list[str]:
+        """The labels of entities."""
+        return sorted({tag[2:] for tag in self.labels if tag != OUTSIDE})
 
 
 class TaggedWords(NamedTuple):

@@ -16,8 +16,7 @@ from clearhead.tasks.tagging.schemes import OUTSIDE, Span, read_tags
 from clearhead.tasks.tagging.sentences import Sentence
 from clearhead.tasks.tagging.tagging_answerer import TaggedText, TaggingAnswerer, TaggingTracer, count_tables
 from clearhead.tasks.tagging.tagging_objective import TaggingObjective
-from clearhead.tasks.tagging.tagging_processor import TaggingProcessor
-from clearhead.tasks.tagging.tagging_settings import TaggingRecipe
+from clearhead.tasks.tagging.tagging_processor import TaggingProcessor, TaggingRecipe
 from clearhead.tasks.task import Task
 from clearhead.text.report import describe_flaws
 
