@@ -1,6 +1,6 @@
 """Captions: openmoji pictures of emoji never seen in training, and where the heads look in scenes drawn by a program.
 
-    python benchmarks/captioning.py prepare --data openmoji.tar --out openmoji     # needs Pillow; 6 MB of .npz files
+    python benchmarks/captioning.py prepare --data openmoji.tar --out openmoji     # folders of pictures and texts
     python benchmarks/captioning.py openmoji --data openmoji --out runs-openmoji   # three seeds side by side, on a GPU
     python benchmarks/captioning.py scenes --out runs-scenes                       # minutes on two cores
 
@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from small_scenes import make_scenes
+from small_scenes import find_covered, make_scenes
 
 from measuring import RESULTS, hardware
 
@@ -47,7 +47,7 @@ PARTS = {"train": 6000, "dev": 100}  # scenes that a run learns from, and that i
 
 
 def prepare_openmoji(data: Path, out: Path) -> None:
-    """Writes train.npz, dev.npz, test.npz and, of emoji with a skin tone, tones.npz and tones-dev.npz.
+    """Writes the folders train, dev, test and, of emoji with a skin tone, tones and tones-dev.
 
     An emoji with a skin tone has the name of the one without: the test has no tones. One in five of them is taken; with
     all of them more than half of the pictures would be people.
@@ -69,10 +69,19 @@ def prepare_openmoji(data: Path, out: Path) -> None:
             parts.setdefault("tones-dev" if fold == 1 else "tones", []).append(row)
     for name, some in parts.items():
         pictures = [read_picture(root / "color" / "72x72" / f"{row['hexcode']}.png") for row in some]
-        pixels = np.stack([(one * 255).round().byte().permute(1, 2, 0).numpy() for one in pictures])
-        texts = np.array([names.get(row["skintone_base_hexcode"], row["annotation"]) for row in some])
-        np.savez_compressed(out / f"{name}.npz", pixels=pixels, texts=texts)
+        pixels = [(one * 255).round().byte().permute(1, 2, 0).numpy() for one in pictures]
+        write_folder(out / name, pixels, [names.get(row["skintone_base_hexcode"], row["annotation"]) for row in some])
         print(f"{name}: {len(some):,} pictures", flush=True)
+
+
+def write_folder(folder: Path, pictures: Sequence[np.ndarray], texts: Sequence[str]) -> None:
+    """Pictures as PNG files, each with its text beside it."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (picture, text) in enumerate(zip(pictures, texts, strict=True)):
+        Image.fromarray(picture).save(folder / f"{number:05}.png")
+        (folder / f"{number:05}.txt").write_text(text, encoding="utf-8")
 
 
 def hash_code(code: str) -> int:
@@ -98,8 +107,8 @@ def run_openmoji(
 ) -> tuple[list[str], dict[str, float]]:
     """A table of variants, scored on dev (`tune`) or on the test, and the mean chrF of each that finished."""
     data, part = arguments.data.resolve(), "dev" if tune else "test"
-    known = ["train.npz", "tones.npz"] if tune else ["train.npz", "dev.npz", "tones.npz", "tones-dev.npz"]
-    sets = [f"data.train={json.dumps([str(data / name) for name in known])}", f'data.test="{data / part}.npz"']
+    known = ["train", "tones"] if tune else ["train", "dev", "tones", "tones-dev"]
+    sets = [f"data.train={json.dumps([str(data / name) for name in known])}", f'data.test="{data / part}"']
     jobs = [(name, changes.split(), seed) for name, changes in variants.items() for seed in seeds]
     begun = time.monotonic()
 
@@ -181,14 +190,13 @@ def train_scenes(arguments: argparse.Namespace) -> None:
 
     def run(job: tuple[str, list[str], int]) -> dict[str, Any]:
         name, changes, seed = job
-        sets = [f'data.{part}="{(arguments.out / part).resolve()}.npz"' for part in PARTS]
+        sets = [f'data.{part}="{(arguments.out / part).resolve()}"' for part in PARTS]
         return train(str(SCENES), [*sets, *arguments.set, *changes], arguments.out / f"{name}-{seed}", seed)
 
     arguments.out.mkdir(parents=True, exist_ok=True)
     for part, count in PARTS.items():
         scenes = list(make_scenes(part, count))
-        pixels, texts = np.stack([scene.pixels for scene in scenes]), np.array([scene.text for scene in scenes])
-        np.savez_compressed(arguments.out / f"{part}.npz", pixels=pixels, texts=texts)
+        write_folder(arguments.out / part, [scene.pixels for scene in scenes], [scene.text for scene in scenes])
     with ThreadPoolExecutor(arguments.jobs) as pool:
         found = list(pool.map(run, jobs))
     for (name, _, seed), metrics in zip(jobs, found, strict=True):
@@ -224,9 +232,9 @@ def best_head(
                 if chosen is None or chosen == (name, head):
                     weights = record[name].weights(batch=0, head=head).float()
                     for place, shape in places:
-                        covered = torch.from_numpy(scene.covered(shape, rows, columns)).flatten()
+                        covered = torch.from_numpy(find_covered(scene, shape, rows, columns)).flatten()
                         found.setdefault((name, head), []).append(float(weights[place, covered].sum()))
-        areas += [scene.covered(shape, rows, columns).mean() for _, shape in places]
+        areas += [find_covered(scene, shape, rows, columns).mean() for _, shape in places]
     best = chosen or max(found, key=lambda head: statistics.mean(found[head]))
     shares = found[best]
     return best, statistics.mean(shares), statistics.mean(share > 0.6 for share in shares), float(np.mean(areas))

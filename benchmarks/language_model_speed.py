@@ -15,9 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clearhead.tasks.language_model.language_processor import LanguageProcessor
+from clearhead.tasks.language_model.language_processor import LanguageProcessor, PackedExamples
 from clearhead.tasks.language_model.language_task import LanguageObjective
-from clearhead.tasks.language_model.packed_examples import PackedExamples
 from clearhead.text import Report as DataReport
 from clearhead.text import Row
 from clearhead.text.batches import BatchPlan

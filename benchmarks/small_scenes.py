@@ -31,6 +31,12 @@ def make_scenes(part: str, count: int) -> Iterator[Scene]:
         yield Scene(draw_shapes(shapes), describe_shapes(shapes), shapes)
 
 
+def find_covered(scene: Scene, shape: int, rows: int, columns: int) -> np.ndarray:
+    """The cells of a grid over the picture that a shape is in, if only with a part of a pixel."""
+    drawn = (draw_shapes((scene.shapes[shape],)) != 255).any(2)
+    return np.asarray(drawn.reshape(rows, SIZE // rows, columns, SIZE // columns).any((1, 3)))
+
+
 def _place_shapes(chance: np.random.Generator, count: int, size: int) -> tuple[Shape, ...]:
     """Shapes that do not touch, in the order of their caption; places are drawn until one of TRIES fits."""
     largest = (LARGEST_SHARE**0.5) * size / 2

@@ -26,7 +26,7 @@ import clearhead
 import digit_strings
 import spoken_sentences
 from clearhead.tasks.transcription.error_rates import error_rates
-from clearhead.tasks.transcription.sound_inputs import SoundInputs
+from clearhead.tasks.transcription.sound_examples import SoundInputs
 from clearhead.tasks.transcription.transcription_processor import TranscriptionProcessor
 from clearhead.text import Report, Row
 from clearhead.train.recipe import read_recipe

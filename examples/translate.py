@@ -25,11 +25,11 @@ import clearhead
 from clearhead import ClearheadError, ModelConfig, shipped
 from clearhead.explore import figures
 from clearhead.predictor import Predictor
-from clearhead.tasks.alignment import cross_attentions, merge_words, share_tokens
 from clearhead.tasks.translation import TranslationAnswerer, TranslationOptions, TranslationProcessor
 from clearhead.text import Report
 from clearhead.train import Moment, Observer, Recipe, read_recipe, run_training
 from drawing import draw_heads
+from word_alignment import cross_attentions, merge_words, share_tokens
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = "translate-zh-en-tiny"
@@ -161,9 +161,9 @@ def between_words(translator: Predictor, source: Sequence[str], target: Sequence
     processor: Any = translator.processor
     numbers, shares = share_tokens(processor.source, source, separator="")
     written, written_shares = share_tokens(processor.target, target, separator="")
-    tokens = [[*numbers, processor.source.end]], [[*written, processor.target.end]]
-    weights = cross_attentions(translator.model, *tokens, start=processor.target.start, when="read")
-    return merge_words(weights[0], with_end(written_shares), with_end(shares))
+    tokens = [*numbers, processor.source.end], [*written, processor.target.end]
+    weights = cross_attentions(translator.model, *tokens, start=processor.target.start)
+    return merge_words(weights, with_end(written_shares), with_end(shares))
 
 
 def with_end(shares: Tensor) -> Tensor:

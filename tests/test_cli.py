@@ -244,7 +244,7 @@ def test_help_of_a_command_lists_the_options_of_all_tasks_and_whose_they_are(mod
     panels = shown.out.split("╭─ For ")
     others = {
         "--beam": "all tasks but classification, tagging, answers, language-model ─",
-        "--coverage": "summarisation ─",
+        "--ctc-weight": "transcription ─",
     }
     for option, owners in others.items():
         (panel,) = [panel for panel in panels if option in panel]

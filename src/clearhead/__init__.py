@@ -52,10 +52,6 @@ if TYPE_CHECKING:
     from clearhead.predictor import load as load
     from clearhead.tasks import Prediction as Prediction
     from clearhead.tasks import Task as Task
-    from clearhead.tasks.alignment import AlignedPair as AlignedPair
-    from clearhead.tasks.alignment import alignment_links as alignment_links
-    from clearhead.tasks.alignment import score_heads as score_heads
-    from clearhead.tasks.alignment import word_attentions as word_attentions
     from clearhead.text import Tokenizer as Tokenizer
     from clearhead.train import Moment as Moment
     from clearhead.train import Observer as Observer
@@ -76,12 +72,11 @@ _HOMES = {
     "model.huggingface": "from_huggingface to_huggingface",
     "predictor": "Predictor load",
     "tasks": "Prediction Task",
-    "tasks.alignment": "AlignedPair alignment_links score_heads word_attentions",
     "text": "Tokenizer",
     "train": "Moment Observer run_training",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-_EXTRA = {"explore", "predictor", "tasks", "tasks.alignment", "text", "train"}  # homes that need optional packages
+_EXTRA = {"explore", "predictor", "tasks", "text", "train"}  # homes that need optional packages
 
 
 def _has_extras() -> bool:

@@ -75,9 +75,9 @@ def test_a_decoder_with_a_context_writes_like_the_translator_it_is_part_of():
     decoder.vocabulary, decoder.decoder = model.vocabulary, model.decoder
     context = model.encode(source, Mask.padding(lengths)).detach()
     first = beam(Writer.translating(model, source, lengths), best=3, **OPTIONS)
-    writer = Writer.continuing(decoder, [[START]] * 5, context=context, context_lengths=lengths)
+    writer = Writer(decoder, [[START]] * 5, context=context, context_lengths=lengths)
     assert beam(writer, best=3, end=END, max_length=6) == first
-    whole = Writer.continuing(decoder, [[START]], context=context[:1])  # the first fills its row
+    whole = Writer(decoder, [[START]], context=context[:1])  # the first fills its row
     assert greedy(whole, end=END, max_length=6)[0].tokens == greedy(writer, end=END, max_length=6)[0].tokens
 
 
@@ -131,8 +131,6 @@ def test_what_does_not_fit_is_refused(trained):
     decoder = continuer()
     with pytest.raises(DecodeError, match="row 1 has an empty prompt; pass start="):
         greedy(Writer.continuing(decoder, [[5], []]), end=END, max_length=3)
-    with pytest.raises(ShapeError, match="2 prompts, but 3 samples of context"):
-        Writer.continuing(decoder, [[5], [6]], context=torch.zeros(3, 4, 24))
 
 
 def test_more_tokens_than_learned_positions_are_refused_before_anything_is_written():

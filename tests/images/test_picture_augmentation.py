@@ -129,25 +129,6 @@ def test_zoom_enlarges_about_the_middle(monkeypatch):
     assert torch.allclose(changed, changed.flip(-1, -2), atol=1e-5)
 
 
-def test_stretching_and_slanting_move_places_as_by_hand(monkeypatch):
-    pictures = torch.zeros(1, 3, 16, 16)
-    pictures[:, :, 6:10, 6:10] = 1
-    fix_draws(monkeypatch, *[0] * 8, -1)
-    wide = Augmentation(**NOTHING, stretch=0.9)(pictures, seeded(), (0.0, 0.0, 0.0))[0, 0] > 0.5
-    assert (int(wide.any(0).sum()), int(wide.any(1).sum())) == (8, 2)
-    fix_draws(monkeypatch, *[0] * 9, 1)
-    slanted = Augmentation(**NOTHING, shear=1.0)(torch.eye(16).expand(1, 3, 16, 16), seeded(), (0.0, 0.0, 0.0))
-    assert torch.allclose(slanted[0, 0, :, 7:9].sum(1), torch.ones(16), atol=1e-4)  # a diagonal becomes upright
-
-
-def test_an_erased_rectangle_has_the_colour_of_the_background(monkeypatch):
-    fix_draws(monkeypatch, *[0] * 10, 1, 0, -1, 1)  # whole and half the size; first and last place
-    changed = Augmentation(**NOTHING, erase=0.5)(torch.zeros(1, 3, 8, 16), seeded(), (0.25, 0.5, 0.75))
-    expected = torch.zeros(1, 3, 8, 16)
-    expected[:, :, :4, 12:] = torch.tensor([0.25, 0.5, 0.75])[:, None, None]
-    assert torch.equal(changed, expected)
-
-
 def test_colours_are_changed_as_by_hand(monkeypatch):
     pictures = torch.tensor([0.4, 0.2, 0.6])[None, :, None, None].repeat(1, 1, 1, 2)
     pictures[..., 1] = 0.0

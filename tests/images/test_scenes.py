@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from clearhead.images.scenes import COLOURS, KINDS, Scene, Shape, describe_shapes, make_pairs
+from clearhead.images.scenes import COLOURS, KINDS, Scene, draw_shapes, make_pairs
 
 
 def masks(scene: Scene) -> list[np.ndarray]:
-    return [scene.covered(place, *scene.pixels.shape[:2]) for place in range(len(scene.shapes))]
+    return [(draw_shapes((shape,)) != 255).any(2) for shape in scene.shapes]
 
 
 def test_every_shape_is_drawn_in_its_colour_small_and_apart_from_the_others():
@@ -39,10 +39,3 @@ def test_a_part_is_always_the_same_and_no_scene_is_in_two():
     assert all(np.array_equal(one.pixels, other.pixels) for one, other in zip(first, again, strict=True))
     pictures = [scene.pixels.tobytes() for part in ("train", "dev", "test") for scene in make_pairs(part, 100)]
     assert len(set(pictures)) == 300
-
-
-def test_the_cells_that_a_shape_covers_are_those_with_a_pixel_of_it():
-    shapes = (Shape("red", "square", 12.0, 4.0, 3.0),)
-    scene = Scene(np.zeros((16, 16, 3), np.uint8), describe_shapes(shapes), shapes)
-    assert scene.covered(0, 2, 2).tolist() == [[False, True], [False, False]]  # from 9.3 to 14.7 and 1.3 to 6.7
-    assert scene.covered(0, 1, 4).tolist() == [[False, False, True, True]]

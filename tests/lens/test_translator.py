@@ -9,16 +9,6 @@ from clearhead.lens import watch
 from clearhead.lens.analysis.ablation import ablate
 from clearhead.lens.analysis.norms import coverage
 from clearhead.lens.analysis.role_measurement import head_roles
-from clearhead.tasks.alignment import AlignedPair, score_heads, word_attentions
-
-PAIRS = [
-    ("我 爱 你 。", "I love you .", "1-1 2-2 3-3 4-4"),
-    ("他 喜欢 狗 。", "He likes dogs .", "1-1 2-2 3-3 4-4"),
-    ("汤姆 有 三 本 书 。", "Tom has three books .", "1-1 2-2 3-3 5-4 6-5"),
-    ("她 昨天 去 了 学校 。", "She went to school yesterday .", "1-1 2-5 3-2 5-4 6-6"),
-    ("我们 需要 水 。", "We need water .", "1-1 2-2 3-3 4-4"),
-    ("明天 我 会 打电话 给 你 。", "I will call you tomorrow .", "1-5 2-1 3-2 4-3 6-4 7-6"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -45,34 +35,6 @@ def test_three_heads_of_its_encoder_look_at_neighbours(translator, texts):
     assert (roles.of("next")[0].name, roles.of("next")[0].head) == ("encoder.1.self", 4)
     assert min(roles.best("previous").score, roles.best("next").score) > 0.9
     assert roles.best("induction").scores["induction"] < 0.2, "nothing repeats itself in short sentences"
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    links = [{(int(s) - 1, int(t) - 1) for s, t in (x.split("-") for x in links.split())} for *_, links in PAIRS]
-    return [
-        AlignedPair(source.split(), target.split(), sure, sure)
-        for (source, target, _), sure in zip(PAIRS, links, strict=True)
-    ]
-
-
-def test_heads_of_its_last_layers_know_which_word_is_being_translated(translator, pairs):
-    tokenizers = translator.processor.source, translator.processor.target
-    attentions = word_attentions(translator.model, tokenizers, pairs, separators=("", " "))
-    rates = score_heads(attentions, pairs)
-    assert rates[1, 1] < 0.2
-    assert rates[2, 5] < 0.2
-    assert rates[0].mean() > 0.5 > rates[1:].mean()
-
-
-def test_heads_of_its_first_layer_look_back_at_the_word_just_translated(translator, pairs):
-    tokenizers = translator.processor.source, translator.processor.target
-    rates = {
-        when: score_heads(word_attentions(translator.model, tokenizers, pairs, separators=("", " "), when=when), pairs)
-        for when in ("written", "read")
-    }
-    for head in (1, 3):
-        assert rates["read"][0, head] < 0.2 < 0.9 < rates["written"][0, head]
 
 
 def test_its_cross_attention_covers_most_of_the_source_but_for_a_head_on_its_end(translator, texts):

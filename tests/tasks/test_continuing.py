@@ -7,7 +7,7 @@ import torch
 
 import clearhead
 from clearhead.explore.huggingface_folder import HuggingFaceOptions, HuggingFaceTracer
-from clearhead.tasks.language_model.language_settings import LanguageOptions
+from clearhead.tasks.language_model.language_processor import LanguageOptions
 from clearhead.tasks.sequence_to_sequence.search import SearchOptions
 from clearhead.tasks.trace import ContinuableTracer, Trace
 from tests.lens.huggingface_zoo import made

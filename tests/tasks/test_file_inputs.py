@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clearhead.errors import ConfigError, DataError, RecordError
-from clearhead.tasks.file_inputs import FileInputs, LoadedInput, UnreadableInput, is_generated
+from clearhead.tasks.file_inputs import FileInputs, LoadedInput, is_generated
 from clearhead.tasks.media import PictureInput, SoundInput, media_from_json, media_to_json
 from clearhead.text import Report
 from clearhead.text.corpora import Row
@@ -99,7 +99,7 @@ def test_a_folder_without_such_files_is_refused(tmp_path):
 def test_a_text_beside_a_file_that_is_not_utf_8_is_refused(tmp_path):
     write(tmp_path, "b.number", "2")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe2")
-    with pytest.raises(DataError, match=r"b\.txt: not UTF-8"):
+    with pytest.raises(DataError, match=r"b\.txt cannot be read as UTF-8"):
         list(read(tmp_path))
 
 
@@ -155,7 +155,7 @@ def test_inputs_are_paths_or_contents(tmp_path):
     with pytest.raises(DataError, match=r"^http://a/b: a sound is read from a file, not from an address$"):
         inputs.load_input("http://a/b")
     with pytest.raises(DataError, match=r"^gone$"):
-        inputs.load_input(UnreadableInput("a.number", "with a missing sound file", "gone"))
+        inputs.load_input(LoadedInput("a.number", None, "with a missing sound file", "gone"))
 
 
 @pytest.mark.parametrize(

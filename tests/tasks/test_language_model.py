@@ -10,10 +10,8 @@ import torch.nn.functional as F
 import clearhead
 from clearhead.cli import main
 from clearhead.errors import ConfigError, DataError
-from clearhead.tasks.language_model.language_answerer import LanguageAnswerer
-from clearhead.tasks.language_model.language_processor import LanguageProcessor
-from clearhead.tasks.language_model.language_settings import LanguageOptions
-from clearhead.tasks.language_model.language_task import TASK, LanguageObjective
+from clearhead.tasks.language_model.language_processor import LanguageOptions, LanguageProcessor
+from clearhead.tasks.language_model.language_task import TASK, LanguageAnswerer, LanguageObjective
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import run_training
@@ -212,7 +210,7 @@ def test_bits_per_byte_by_hand():
 def test_a_stride_beyond_the_context_and_empty_data_are_refused(predictor):
     with pytest.raises(ConfigError, match="stride = 99 would leave tokens out: the context has 31"):
         predictor.evaluate([("a cat",)], stride=99)
-    with pytest.raises(DataError, match="no document is left to score"):
+    with pytest.raises(DataError, match="no row is left to score"):
         predictor.evaluate([("",)])
     assert predictor.evaluate([("a cat",), ("",)])["note"] == "kept 1 of 2; dropped 1 empty (example:2)"
 

@@ -10,8 +10,7 @@ from clearhead.errors import ConfigError, DecodeError
 from clearhead.model import ModelConfig, small_passes
 from clearhead.predictor import Predictor
 from clearhead.tasks.language_model.continuation import hold_back, window_begin
-from clearhead.tasks.language_model.language_processor import LanguageProcessor
-from clearhead.tasks.language_model.language_settings import LanguageOptions
+from clearhead.tasks.language_model.language_processor import LanguageOptions, LanguageProcessor
 from clearhead.tasks.language_model.language_task import TASK
 from clearhead.text import Tokenizer
 

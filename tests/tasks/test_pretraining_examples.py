@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from clearhead.model import Encoder, ModelConfig
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.pretraining.denoising_examples import DenoisingExamples, choose_spans
 from clearhead.tasks.pretraining.document_windows import SPECIAL, cut_windows, find_sentences, make_text_windows
 from clearhead.tasks.pretraining.masked_examples import MaskedExamples, choose_words, make_generator
 from clearhead.tasks.pretraining.masked_task import MaskedProcessor, masked_loss
 from clearhead.tasks.pretraining.pretraining_settings import Masking
+from clearhead.tasks.pretraining.pretraining_task import DenoisingExamples, choose_spans
 from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch
 from clearhead.text.pieces import encode_words

@@ -13,9 +13,7 @@ from clearhead.errors import ConfigError, DataError
 from clearhead.model import PointerGenerator
 from clearhead.predictor import Predictor
 from clearhead.tasks.sequence_to_sequence.search import PartNumber
-from clearhead.tasks.summarisation.lead_baseline import have_lines
 from clearhead.tasks.summarisation.rouge import rouge_scores
-from clearhead.tasks.summarisation.source_coverage import measure_coverage, split_sentences
 from clearhead.tasks.summarisation.summarisation_task import TASK, SummaryProcessor
 from clearhead.text import Report, Row
 from clearhead.train import run_training
@@ -67,33 +65,6 @@ def test_the_tiny_recipe_learns_to_copy_names_it_has_never_read(run_folder):
     losses = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in losses if "loss" in line]
     assert losses[-1] < losses[0] / 2
-
-
-def test_predict_shows_what_the_summary_covers(summariser):
-    text = "The trains were late again. Violet had to cancel the game on Friday. We are still painting the kitchen."
-    answer = summariser.predict(text, coverage=True)
-    shown = answer.to_json()
-    assert shown["output"] == answer.text
-    covered = shown["coverage"]
-    assert [one["text"] for one in covered["sentences"]] == [f"{part}." for part in text[:-1].split(". ")]
-    assert sum(one["attention"] for one in covered["sentences"]) == pytest.approx(1.0, abs=1e-3)
-    assert "coverage" not in summariser.predict(text).to_json()
-
-
-def test_coverage_shows_the_text_as_it_was_written(summariser):
-    """Not as the model reads it: full-width letters, ellipses and spaces are normalised there."""
-    sentences = ["The Ｔrains were  late again…", "Violet said:\n“No！”", "We paint the ½ kitchen ①."]
-    text = " ".join(sentences)
-    assert summariser.processor.source.normal(text) != text
-    answer = summariser.predict(text, coverage=True)
-    assert [one.text for one in answer.coverage.sentences] == sentences
-
-
-def test_coverage_on_the_command_line_is_refused_without_json(run_folder, capsys):
-    from clearhead.cli import main
-
-    assert main(["predict", str(run_folder), "Dora is late.", "--coverage"]) == 2
-    assert "--coverage has no effect without --json" in capsys.readouterr().err
 
 
 def test_a_summary_streams_and_keeps_to_its_longest(summariser):
@@ -224,29 +195,3 @@ def test_the_baseline_is_the_first_sentence_or_three_lines_of_a_dialogue():
     rows = rows_of([("A: one\nB: two\nA: three\nB: four", "a one b two a three")])
     found = TASK.baseline(processor, [], rows)
     assert (found.name, found.scores["rouge1"]) == ("lead-3 (the first 3 lines)", 100.0)
-    assert not have_lines([])
-
-
-# coverage
-
-
-def test_coverage_by_hand():
-    """Mean attention 1: three tokens get at least that. The first sentence gets 5 of 8, the second 3."""
-    pieces = ["▁It", "▁rains", ".", "▁We", "▁stay", "▁in", "▁bed", "!"]
-    found = measure_coverage(torch.tensor([4.0, 1.0, 0.0, 0.5, 0.5, 2.0, 0.0, 0.0]), pieces)
-    assert found.attended == pytest.approx(3 / 8)
-    assert [one.text for one in found.sentences] == ["It rains.", "We stay in bed!"]
-    assert [one.attended for one in found.sentences] == pytest.approx([2 / 3, 1 / 5])
-    assert [one.attention for one in found.sentences] == pytest.approx([5 / 8, 3 / 8])
-    assert measure_coverage(torch.zeros(8), pieces).attended == 0
-    assert measure_coverage(torch.zeros(0), []).sentences == []
-
-
-def test_sentences_of_chinese_bytes_and_dialogues():
-    assert split_sentences(["我爱", "你", "。", "你", "呢", "?", "”", "好"]) == [slice(0, 3), slice(3, 7), slice(7, 8)]
-    dialogue = ["▁#Person1#", ":", "▁Hi", "▁there", "▁#Person2#", ":", "▁Hello", "."]
-    assert split_sentences(dialogue) == [slice(0, 4), slice(4, 8)]
-    spelled = ["你", "<0xEF>", "<0xBC>", "<0x81>", "好", "<0x21>", "<0xE2>", "▁a"]  # ！ and ! in bytes; a broken one
-    assert split_sentences(spelled) == [slice(0, 4), slice(4, 6), slice(6, 8)]
-    found = measure_coverage(torch.ones(4), ["<0xE5>", "<0xA5>", "<0xB9>", "▁3.5"])
-    assert [one.text for one in found.sentences] == ["她 3.5"]

@@ -9,13 +9,13 @@ import torch
 
 import clearhead
 from clearhead.decode import Hypothesis
-from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.errors import ConfigError, DataError
 from clearhead.model import EncoderDecoder
 from clearhead.predictor import Predictor
 from clearhead.tasks.segmentation import has_loop
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText
-from clearhead.tasks.sequence_to_sequence.pair_processor import PairExamples
-from clearhead.tasks.sequence_to_sequence.search import PartNumber, Search
+from clearhead.tasks.sequence_to_sequence.search import PartNumber
+from clearhead.tasks.sequence_to_sequence.text_to_text import PairExamples
 from clearhead.tasks.translation import (
     TASK,
     TranslationAnswerer,
@@ -335,7 +335,7 @@ def test_an_answer_that_loops_is_written_anew(translator):
     (love,) = processor.target.encode("love")
     model = spoiled(processor, translator.model, love, processor.target.end)
     for beams in (1, 3):
-        request = TranslationGeneration(processor, model, Search(beams, 1, 1, 0.0))
+        request = TranslationGeneration(processor, model, options(beams=beams, batch=1, length_penalty=0.0))
         (found,) = request.search_parts([processor.source.encode("我看书")], request.search, [[]], [PartNumber(0)])
         looping = has_loop(found[0].tokens)
         answerer = TranslationAnswerer(processor, model)
@@ -444,22 +444,11 @@ def test_sides_of_their_own_have_sizes_of_their_own():
     assert processor.source.size != processor.target.size
 
 
-def test_tokenizers_of_another_model_are_refused(tmp_path):
-    processor = prepared(sentences(60), {"shared": False, "vocabulary": 310, "source_vocabulary": 305})
-    processor.target.save(tmp_path, "target-tokenizer")
-    processor.target.save(tmp_path, "source-tokenizer")
-    source, target = processor.source.size, processor.target.size
-    with pytest.raises(
-        CheckpointError, match=f"have {target} and {target} tokens, but its model {source} and {target}"
-    ):
-        TranslationProcessor.load(tmp_path, processor.config, processor.settings)
-
-
 @pytest.mark.parametrize("wrong", [{"beam": "x"}, {"part": None}, {"bleu_tokenizer": "13b"}])
 def test_settings_of_a_folder_that_make_no_sense_are_refused(tmp_path, wrong):
     processor = prepared(sentences(60))
     processor.save(tmp_path)
-    with pytest.raises(CheckpointError, match=f"are invalid: decode.{next(iter(wrong))}"):
+    with pytest.raises(ConfigError, match=f"are invalid: decode: {next(iter(wrong))}"):
         TranslationProcessor.load(tmp_path, processor.config, {**processor.settings, **wrong})
 
 

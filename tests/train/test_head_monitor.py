@@ -13,7 +13,7 @@ import torch
 import clearhead.train
 from clearhead import Decoder, EncoderDecoder, Mask, ModelConfig
 from clearhead.lens.analysis.repeated_tokens import score_repeated_tokens
-from clearhead.tasks.language_model.packed_examples import PackedExamples
+from clearhead.tasks.language_model.language_processor import PackedExamples
 from clearhead.text.packed_documents import PackedDocuments
 from clearhead.train import head_monitor
 from clearhead.train.head_monitor import (

@@ -10,7 +10,7 @@ import torch
 
 from clearhead.errors import ConfigError, TrainingError
 from clearhead.tasks.answerer import Evaluation
-from clearhead.tasks.sequence_to_sequence.pair_objective import PairObjective
+from clearhead.tasks.sequence_to_sequence.text_to_text import PairObjective
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import loop, updater

@@ -1,15 +1,13 @@
-"""Sound: files, resampling, log-mel spectrograms, augmentation, batches, and long recordings cut at silence."""
+"""Sound: files, resampling, log-mel spectrograms, augmentation, and long recordings cut at silence."""
 
 from clearhead.audio.log_mel import LogMelSettings, compute_log_mel
 from clearhead.audio.resampling import resample
 from clearhead.audio.silence import SoundPiece, split_at_silence
 from clearhead.audio.sound_augmentation import SpecAugment, mask_spectrogram, perturb_speed
-from clearhead.audio.sound_batches import RaggedSounds
 from clearhead.audio.sound_files import read_sound, write_sound
 
 __all__ = [
     "LogMelSettings",
-    "RaggedSounds",
     "SoundPiece",
     "SpecAugment",
     "compute_log_mel",

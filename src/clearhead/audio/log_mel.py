@@ -115,20 +115,16 @@ def normalise_frames(
     return centred / variance.sqrt().clamp_min(1e-5 * -math.log(FLOOR))
 
 
+@lru_cache(maxsize=16)
 def mel_filters(settings: LogMelSettings, fft_size: int) -> Float[Tensor, "bins mels"]:
     """The share of every frequency bin in every band: triangles of height 1 that are equally wide on the mel scale.
 
     Band m rises from edge m to edge m + 1 and falls to edge m + 2, where the edges divide the mel scale between the
     lowest and the highest frequency into equal parts. mel(f) = 2595 · log10(1 + f / 700).
     """
-    return _make_filters(settings.rate, settings.mels, settings.lowest, settings.top, fft_size)
-
-
-@lru_cache(maxsize=16)
-def _make_filters(rate: int, mels: int, lowest: float, highest: float, size: int) -> Float[Tensor, "bins mels"]:
-    ends = [2595 * math.log10(1 + frequency / 700) for frequency in (lowest, highest)]
-    edges = 700 * (10 ** (torch.linspace(ends[0], ends[1], mels + 2, dtype=torch.float64) / 2595) - 1)
-    bins = torch.arange(size // 2 + 1, dtype=torch.float64)[:, None] * rate / size
+    ends = [2595 * math.log10(1 + frequency / 700) for frequency in (settings.lowest, settings.top)]
+    edges = 700 * (10 ** (torch.linspace(ends[0], ends[1], settings.mels + 2, dtype=torch.float64) / 2595) - 1)
+    bins = torch.arange(fft_size // 2 + 1, dtype=torch.float64)[:, None] * settings.rate / fft_size
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
     return torch.minimum(rising, falling).clamp_min(0)

@@ -6,7 +6,7 @@ gaps and loudness are random, and there is a little noise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,33 +20,26 @@ COUNTS = {"train": 600, "dev": 60, "test": 60}
 HARMONICS = np.arange(1, 24)
 
 
-class LetterSound(NamedTuple):
-    """How a letter sounds: two formants in Hz, its duration in seconds, and whether it hisses instead of sounding."""
-
-    first: float
-    second: float
-    seconds: float
-    hiss: bool = False
-
-
+# How each letter sounds: two formants in Hz, and its duration in seconds.
 LETTERS = {
-    "a": LetterSound(750, 1250, 0.12),
-    "e": LetterSound(500, 1900, 0.11),
-    "i": LetterSound(300, 2400, 0.10),
-    "o": LetterSound(480, 850, 0.12),
-    "u": LetterSound(320, 650, 0.11),
-    "b": LetterSound(180, 500, 0.05),
-    "d": LetterSound(220, 1650, 0.05),
-    "f": LetterSound(1500, 3000, 0.08, hiss=True),
-    "g": LetterSound(200, 2050, 0.06),
-    "k": LetterSound(1800, 2100, 0.05, hiss=True),
-    "l": LetterSound(380, 1050, 0.06),
-    "m": LetterSound(240, 900, 0.07),
-    "n": LetterSound(260, 1450, 0.07),
-    "r": LetterSound(420, 1350, 0.06),
-    "s": LetterSound(3300, 3700, 0.10, hiss=True),
-    "t": LetterSound(2600, 3200, 0.05, hiss=True),
+    "a": (750, 1250, 0.12),
+    "e": (500, 1900, 0.11),
+    "i": (300, 2400, 0.10),
+    "o": (480, 850, 0.12),
+    "u": (320, 650, 0.11),
+    "b": (180, 500, 0.05),
+    "d": (220, 1650, 0.05),
+    "f": (1500, 3000, 0.08),
+    "g": (200, 2050, 0.06),
+    "k": (1800, 2100, 0.05),
+    "l": (380, 1050, 0.06),
+    "m": (240, 900, 0.07),
+    "n": (260, 1450, 0.07),
+    "r": (420, 1350, 0.06),
+    "s": (3300, 3700, 0.10),
+    "t": (2600, 3200, 0.05),
 }
+HISSING = "fkst"  # letters that hiss instead of sounding
 
 
 class MadeUtterance(NamedTuple):
@@ -77,7 +70,7 @@ def speak(words: list[str], chance: np.random.Generator) -> MadeUtterance:
     pieces, times, now = [_pause(chance, 0.05)], list[tuple[float, float]](), 0
     for word in words:
         begin = sum(map(len, pieces))
-        pieces += [_sound_of(LETTERS[letter], pitch, speed, chance) for letter in word]
+        pieces += [_sound_of(letter, pitch, speed, chance) for letter in word]
         now = sum(map(len, pieces))
         times.append((begin / RATE, now / RATE))
         pieces.append(_pause(chance, 0.08))
@@ -90,24 +83,25 @@ def _pause(chance: np.random.Generator, shortest: float) -> NDArray[np.float64]:
     return np.zeros(int(RATE * chance.uniform(shortest, 2 * shortest)))
 
 
-def _sound_of(letter: LetterSound, pitch: float, speed: float, chance: np.random.Generator) -> NDArray[np.float64]:
-    size = int(RATE * letter.seconds / speed * chance.uniform(0.9, 1.1))
-    if letter.hiss:
+def _sound_of(letter: str, pitch: float, speed: float, chance: np.random.Generator) -> NDArray[np.float64]:
+    *formants, seconds = LETTERS[letter]
+    size = int(RATE * seconds / speed * chance.uniform(0.9, 1.1))
+    if letter in HISSING:
         spectrum = np.fft.rfft(chance.normal(0, 1, size))
-        sound = np.fft.irfft(spectrum * _formants(letter, np.fft.rfftfreq(size, 1 / RATE)), size)
+        sound = np.fft.irfft(spectrum * _loudness(formants, np.fft.rfftfreq(size, 1 / RATE)), size)
     else:
         frequencies = HARMONICS * pitch * chance.uniform(0.97, 1.03)
         frequencies = frequencies[frequencies < RATE / 2]
         phases = 2 * np.pi * frequencies[:, None] * np.arange(size) / RATE
-        sound = _formants(letter, frequencies) @ np.sin(phases)
+        sound = _loudness(formants, frequencies) @ np.sin(phases)
     edge = min(size // 2, RATE // 200)
     ramp = np.minimum(1.0, np.minimum(np.arange(size), np.arange(size)[::-1]) / edge)
     faded: NDArray[np.float64] = sound / max(1e-9, float(np.abs(sound).max())) * ramp
     return faded
 
 
-def _formants(letter: LetterSound, frequencies: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+def _loudness(formants: Sequence[int], frequencies: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """The loudness of these frequencies: two peaks, and a little of everything."""
-    peaks = [np.exp(-(((frequencies - centre) / 180) ** 2)) for centre in (letter.first, letter.second)]
+    peaks = [np.exp(-(((frequencies - centre) / 180) ** 2)) for centre in formants]
     loudness: NDArray[np.float64] = peaks[0] + 0.7 * peaks[1] + 0.01
     return loudness

@@ -7,7 +7,7 @@ import re
 import wave
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,22 +22,14 @@ LONGEST_SECONDS = 2 * 3600.0  # of a file that is read
 BLOCK_SECONDS = 30
 LARGEST_SAMPLE = 1e6  # float files have values near -1 to 1, some those of 16-bit integers; squares must not overflow
 CANCELLED = 1e-6  # of the channels' variance: opposite channels leave less than this, the rounding of 16 bits included
+CONSTANT = 1e-12  # of the mean square: a smaller variance is rounding
 UNKNOWN_BYTES = 0x7FFF_0000  # programs that write to a pipe put a size like this into a WAV file
 UNKNOWN_FRAMES = 1 << 62  # libsndfile's count for a FLAC file that does not say
 
 
-class _Header(NamedTuple):
-    """What a sound file says about itself; `frames` (samples of one channel) is None where it does not say."""
-
-    rate: int
-    channels: int
-    frames: int | None
-
-
-def _read_header(path: str | Path) -> _Header:
-    """The header of a WAV or FLAC file, without its samples; a DataError for anything else."""
+def _read_header(path: str | Path) -> Any:
+    """What a WAV or FLAC file says about itself; a DataError for anything else."""
     soundfile = _import_soundfile()
-    _check_file(Path(path))
     try:
         info = soundfile.info(str(path), verbose=True)
     except soundfile.SoundFileError as error:
@@ -51,8 +43,7 @@ def _read_header(path: str | Path) -> _Header:
     if info.frames == 0:
         raise DataError(f"{path} has a header and no samples")
     _refuse_cut_file(path, info.extra_info)
-    frames = None if info.frames >= UNKNOWN_FRAMES else info.frames
-    return _Header(info.samplerate, info.channels, frames)
+    return info
 
 
 def read_sound(
@@ -64,10 +55,10 @@ def read_sound(
     `shortest`, or without any sound in it, is refused too.
     """
     header = _read_header(path)
-    if header.frames is not None:
-        _check_duration(path, header.frames / header.rate, shortest, longest)
+    if header.frames < UNKNOWN_FRAMES:
+        _check_duration(path, header.frames / header.samplerate, shortest, longest)
     blocks = _decode(path, header, shortest, longest)  # all channels at the file's own rate are never in memory at once
-    return torch.cat(list(resample_blocks(blocks, header.rate, rate)))
+    return torch.cat(list(resample_blocks(blocks, header.samplerate, rate)))
 
 
 def write_sound(path: str | Path, sound: Float[Tensor, " samples"], rate: int) -> None:
@@ -81,20 +72,6 @@ def write_sound(path: str | Path, sound: Float[Tensor, " samples"], rate: int) -
         file.writeframes(samples.astype("<i2").tobytes())
 
 
-def _check_file(path: Path) -> None:
-    """Refuses what is no file with something in it; a named pipe, which would be waited for, is not opened."""
-    try:
-        size, folder, regular = path.stat().st_size, path.is_dir(), path.is_file()
-        if regular:
-            path.open("rb").close()
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if not regular:
-        raise DataError(f"{path} is {'a folder' if folder else 'no regular file'}; a WAV or FLAC file is needed")
-    if not size:
-        raise DataError(f"{path} is empty; a WAV or FLAC file is needed")
-
-
 def check_samples(name: str | Path, samples: Float[Tensor, "*shape"], seconds: float = 0.0) -> None:
     """Raises DataError for samples that are NaN, infinite or much too large; the first one comes after `seconds`."""
     if not samples.isfinite().all():
@@ -104,38 +81,32 @@ def check_samples(name: str | Path, samples: Float[Tensor, "*shape"], seconds: f
         raise DataError(f"{name} has a sample of {largest:.3g}; values of floats are expected near -1 to 1")
 
 
-def _decode(path: str | Path, header: _Header, shortest: float, longest: float) -> Iterator[Tensor]:
+def _decode(path: str | Path, header: Any, shortest: float, longest: float) -> Iterator[Tensor]:
     """Blocks of mono samples at the file's own rate, checked."""
-    soundfile = _import_soundfile()
-    decoded, varies = 0, False
-    first: Tensor | None = None
+    soundfile, rate, decoded = _import_soundfile(), header.samplerate, 0
     # Sums of the samples and of their squares, of all channels and of their mean: for the variances.
     sums = torch.zeros(4, dtype=torch.float64)
     try:
         with soundfile.SoundFile(str(path)) as file:
-            while len(block := file.read(BLOCK_SECONDS * header.rate, dtype="float32", always_2d=True)):
+            while len(block := file.read(BLOCK_SECONDS * rate, dtype="float32", always_2d=True)):
                 samples = torch.from_numpy(block)
-                check_samples(path, samples, decoded / header.rate)
+                check_samples(path, samples, decoded / rate)
                 mono = samples.mean(1)
-                first = samples[:1] if first is None else first
-                varies = varies or bool((samples != first).any())
                 both = (samples.double(), mono.double())
                 sums += torch.stack([value for x in both for value in (x.sum(), x.square().sum())])
                 decoded += len(samples)
-                if decoded > longest * header.rate:
-                    _check_duration(path, decoded / header.rate, shortest, longest)
+                if decoded > longest * rate:
+                    _check_duration(path, decoded / rate, shortest, longest)
                 yield mono
     except soundfile.SoundFileError as error:
-        raise DataError(
-            f"{path} is damaged: {decoded / header.rate:.1f} s of it can be read, then {_plain(error)}"
-        ) from error
-    if header.frames is not None and decoded < header.frames:
+        raise DataError(f"{path} is damaged: {decoded / rate:.1f} s of it can be read, then {_plain(error)}") from error
+    if header.frames < UNKNOWN_FRAMES and decoded < header.frames:
         raise DataError(f"{path} is cut off: {decoded} of the {header.frames} samples of its header are there")
-    _check_duration(path, decoded / header.rate, shortest, longest)
-    if not varies:
-        raise DataError(f"{path} has no sound in it: all samples are the same")
+    _check_duration(path, decoded / rate, shortest, longest)
     counts = torch.tensor([decoded * header.channels, decoded])
     channels, mean = (sums[1::2] / counts - (sums[::2] / counts).square()).tolist()
+    if channels <= CONSTANT * float(sums[1] / decoded):
+        raise DataError(f"{path} has no sound in it: all samples are the same")
     if mean < CANCELLED * channels:
         raise DataError(f"{path} has no sound in its mean: the channels cancel each other; store one of them alone")
 

@@ -128,10 +128,7 @@ def predict(
 
     predictor = load(model, device=device, base=base)
     refuse_foreign_options(predictor, "predict", options)
-    checked = predictor.task.read_options("predict", options)
-    if checked.json_only and not as_json:
-        raise ConfigError(f"--{checked.json_only} has no effect without --json; add it")
-    ranked = checked.ranked
+    ranked = predictor.task.read_options("predict", options).ranked
     lines = predictor.task.writes_lines and texts is not None and len(texts) == 1 and texts != ["-"]
     if stream or (lines and not as_json and sys.stdout.isatty()):
         _stream(predictor, waiting, options, lines=lines)

@@ -168,13 +168,7 @@ def _list_option_kinds(command: str) -> dict[str, Sequence[type[Options]]]:
 
 
 def _panel_title(tasks: Sequence[str], every: Sequence[str]) -> str:
-    """Whose options a panel of the help has, in one line of 80 columns.
-
-    >>> _panel_title(["tagging"], ["tagging", "answers"])
-    'For tagging'
-    >>> _panel_title(list("abcdefghijklmnopqrstuvwxyz"), [*"abcdefghijklmnopqrstuvwxyz", "answers"])
-    'For all tasks but answers'
-    """
+    """Whose options a panel of the help has, in one line of 80 columns: those of some tasks, or of all but some."""
     title = f"For {', '.join(tasks)}"
     if len(title) <= TITLE:
         return title
@@ -203,11 +197,7 @@ def _flag(name: str, field: FieldInfo) -> str:
 
 
 def _plain_type(name: str, annotation: Any) -> Any:
-    """The plain type (bool, int, float, str, or list[str] of an option that may be repeated) of a field.
-
-    >>> _plain_type("beams", Annotated[int, "strict"] | None), _plain_type("kind", Literal["a", "b"])
-    (<class 'int'>, <class 'str'>)
-    """
+    """The plain type of a field: bool, int, float, str, or list[str] of an option that may be repeated."""
     if annotation == list[str]:
         return annotation
     inner = get_args(annotation)

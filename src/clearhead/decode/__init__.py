@@ -1,22 +1,19 @@
 """Decoding: `greedy`, `beam`, `sample` and `stream` turn a model into token sequences, through one `Writer`;
-`ctc_greedy`, `ctc_beam_search` and `align_tokens` work on the log-probabilities of frames."""
+`ctc_greedy` and `align_tokens` work on the log-probabilities of frames."""
 
 from clearhead.decode.beam_search import beam
-from clearhead.decode.ctc import AlignedToken, CtcHypothesis, align_tokens, ctc_beam_search, ctc_greedy
+from clearhead.decode.ctc import AlignedToken, JointWriter, align_tokens, ctc_greedy
 from clearhead.decode.greedy_search import Hypothesis, greedy
-from clearhead.decode.joint_writer import JointWriter
 from clearhead.decode.sampling import distribution, sample, stream
 from clearhead.decode.writer import Writer
 
 __all__ = [
     "AlignedToken",
-    "CtcHypothesis",
     "Hypothesis",
     "JointWriter",
     "Writer",
     "align_tokens",
     "beam",
-    "ctc_beam_search",
     "ctc_greedy",
     "distribution",
     "greedy",

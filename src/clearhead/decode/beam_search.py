@@ -78,7 +78,10 @@ def _search(writer: Writer, rules: Rules, inputs: Sequence[_BestHypotheses]) -> 
     scores = torch.zeros_like(logits[..., 0])
     written = torch.zeros(*scores.shape, 0, dtype=torch.long, device=writer.device)
     while True:
-        totals, parents, tokens = _expand_beams(writer, logits, scores, written, numbers, rules, 2 * beams)
+        offsets = scores - writer.normaliser(logits)
+        rules.apply(logits, written, numbers)
+        totals, indices = top_continuations(logits, offsets, 2 * beams)
+        parents, tokens = indices // logits.shape[2], indices % logits.shape[2]
         written = torch.cat([_gather_beams(written, parents), tokens[..., None]], dim=2)
         length = written.shape[2]
         ended = (tokens == rules.end) | (limits <= length)[:, None]
@@ -103,22 +106,6 @@ def _search(writer: Writer, rules: Rules, inputs: Sequence[_BestHypotheses]) -> 
         writer.select_beams(parents, rows)
         yield
         logits = writer.advance(tokens.flatten()).unflatten(0, tokens.shape)
-
-
-def _expand_beams(
-    writer: Writer,
-    logits: Tensor,
-    scores: Tensor,
-    written: Tensor,
-    numbers: list[int],
-    rules: Rules,
-    count: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The `count` most probable extensions of each row's beams, best first: log-probabilities, beams, tokens."""
-    offsets = scores - writer.normaliser(logits)
-    rules.apply(logits, written, numbers)
-    totals, indices = top_continuations(logits, offsets, count)
-    return totals, indices // logits.shape[2], indices % logits.shape[2]
 
 
 def top_continuations(

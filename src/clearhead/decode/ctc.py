@@ -1,7 +1,9 @@
-"""CTC: token sequences from the log-probabilities of frames, by greedy or prefix beam search; forced alignment.
+"""CTC: the best path of a sound's frames, the frames of known tokens (forced alignment), and joint decoding.
 
 A path has one label for each frame. It spells the tokens that are left after equal neighbours are merged and blanks are
-removed; the probability of a token sequence is the sum over all paths that spell it (Graves et al., 2006).
+removed (Graves et al., 2006). Joint decoding adds the scores of an attention decoder, token by token (Watanabe et al.
+2017): `(1 − weight) · log P_attention + weight · log P_ctc`. While a text is being written, P_ctc is that of all texts
+that begin like it: the CTC prefix score. A search with a `JointWriter` needs no other change.
 """
 
 from __future__ import annotations
@@ -12,32 +14,23 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from clearhead.decode.greedy_search import Hypothesis
+from clearhead.decode.writer import Writer
 from clearhead.errors import DecodeError
+from clearhead.model import SpeechModel
 
-Prefix = tuple[int, ...]
-
-
-class CtcHypothesis(NamedTuple):
-    """A decoded sequence, with the log-probability of all its paths that were kept; of the best path if greedy."""
-
-    tokens: list[int]
-    log_probability: float
+LEAST = -1e4  # stands for a log-probability of −inf: sums and differences of it stay finite
 
 
 class AlignedToken(NamedTuple):
-    """A token and its frames: from `begin` up to, without, `end`; `peak` is the most probable of them.
-
-    `log_probability` is the mean over these frames: near 0 where the model is sure.
-    """
+    """A token and its frames: from `begin` up to, without, `end`."""
 
     token: int
     begin: int
     end: int
-    peak: int
-    log_probability: float
 
 
 def collapse_path(path: Sequence[int], blank: int = 0) -> list[int]:
@@ -49,119 +42,18 @@ def collapse_path(path: Sequence[int], blank: int = 0) -> list[int]:
     return [label for label, _ in groupby(path) if label != blank]
 
 
-def ctc_greedy(
-    log_probs: Float[Tensor, "batch frames vocabulary"], lengths: Int[Tensor, " batch"], *, blank: int = 0
-) -> list[CtcHypothesis]:
-    """The sequence of the most probable path of each sound; `lengths` are in frames.
+def ctc_greedy(log_probs: Float[Tensor, "frames vocabulary"], *, blank: int = 0) -> Hypothesis:
+    """The tokens of the most probable path of one sound, with the log-probability of that path.
 
-    >>> frames = torch.tensor([[[0.1, 0.9], [0.8, 0.2], [0.4, 0.6]]]).log()
-    >>> ctc_greedy(frames, torch.tensor([3]))[0].tokens
+    >>> ctc_greedy(torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.4, 0.6]]).log()).tokens
     [1, 1]
     """
-    _check_blank(log_probs, blank)
     best, labels = log_probs.double().max(-1)
-    results = []
-    for row, length in enumerate(lengths.tolist()):
-        score = float(best[row, :length].sum())
-        if math.isnan(score):
-            raise DecodeError(f"the log-probabilities of sound {row} are NaN")
-        results.append(CtcHypothesis(collapse_path(labels[row, :length].tolist(), blank), score))
-    return results
-
-
-def ctc_beam_search(
-    log_probs: Float[Tensor, "frames vocabulary"],
-    *,
-    beams: int = 16,
-    best: int = 1,
-    blank: int = 0,
-    candidates: int | None = None,
-) -> list[CtcHypothesis]:
-    """The `best` most probable sequences of one sound, best first, by prefix beam search over its frames.
-
-    `beams` prefixes are kept after each frame; the `candidates` most probable tokens of a frame may extend them (None:
-    all may). With enough beams the result is exact: the sum over all paths.
-    """
-    _check_blank(log_probs, blank)
-    if not 1 <= best <= beams:
-        raise DecodeError(f"beams must be at least best, and best at least 1; got beams {beams}, best {best}")
-    if candidates is not None and candidates < 1:
-        raise DecodeError(f"candidates must be at least 1, or None for all; got {candidates}")
-    frames = log_probs.detach().cpu().double()
-    if frames.isnan().any():
+    total = float(best.sum())
+    if math.isnan(total):
         raise DecodeError("log-probabilities are NaN")
-    beam = _Beam([()], torch.zeros(1).double(), torch.full((1,), -math.inf).double())
-    for frame in frames:
-        beam = _read_frame(beam, frame, _possible_tokens(frame, blank, candidates), beams, blank)
-    ranked, order = beam.total.sort(descending=True, stable=True)
-    rows = zip(order[:best].tolist(), ranked[:best].tolist(), strict=True)
-    return [CtcHypothesis(list(beam.prefixes[row]), total) for row, total in rows if total > -math.inf]
-
-
-class _Beam(NamedTuple):
-    """The prefixes that are kept, with log-probabilities of all paths that spell them.
-
-    Paths that end with a `blank` and paths that end with the last `token` are counted apart, because only the first may
-    be followed by the same token again.
-    """
-
-    prefixes: list[Prefix]
-    blank: Float[Tensor, " prefixes"]
-    token: Float[Tensor, " prefixes"]
-
-    @property
-    def total(self) -> Float[Tensor, " prefixes"]:
-        return torch.logaddexp(self.blank, self.token)
-
-
-def _read_frame(beam: _Beam, frame: Float[Tensor, " vocabulary"], possible: Tensor, beams: int, blank: int) -> _Beam:
-    """The best prefixes after one more frame: those of `beam`, as they are or with a `possible` token appended."""
-    last = torch.tensor([prefix[-1] if prefix else blank for prefix in beam.prefixes])
-    come = beam.total[:, None].repeat(1, len(frame))
-    come[torch.arange(len(last)), last] = beam.blank  # a token repeats itself only after a blank
-    longer = (come + frame).masked_fill(~possible, -math.inf)
-    stay_blank, stay_token = beam.total + frame[blank], beam.token + frame[last]
-    # A longer prefix that is kept already gets both sums; any other has one parent only.
-    row_of = {prefix: row for row, prefix in enumerate(beam.prefixes)}
-    pairs = [(row_of[prefix[:-1]], row) for prefix, row in row_of.items() if prefix and prefix[:-1] in row_of]
-    if pairs:
-        parents, children = torch.tensor(pairs).T
-        stay_token[children] = torch.logaddexp(stay_token[children], longer[parents, last[children]])
-        longer[parents, last[children]] = -math.inf
-    ranks = torch.cat([torch.logaddexp(stay_blank, stay_token), longer.flatten()])
-    best, order = ranks.sort(descending=True, stable=True)
-    order = order[:beams][best[:beams] > -math.inf]
-    if not len(order):
-        raise DecodeError("no sequence has a probability above zero")
-    nothing = torch.full((longer.numel(),), -math.inf, dtype=torch.float64)
-    return _Beam(
-        [_spell(rank, beam.prefixes, len(frame)) for rank in order.tolist()],
-        torch.cat([stay_blank, nothing])[order],
-        torch.cat([stay_token, longer.flatten()])[order],
-    )
-
-
-def _spell(rank: int, prefixes: list[Prefix], vocabulary: int) -> Prefix:
-    """A prefix by its index among the ranked: first the prefixes as they are, then each with every token."""
-    if rank < len(prefixes):
-        return prefixes[rank]
-    parent, token = divmod(rank - len(prefixes), vocabulary)
-    return (*prefixes[parent], token)
-
-
-def _possible_tokens(frame: Float[Tensor, " vocabulary"], blank: int, most: int | None) -> Bool[Tensor, " vocabulary"]:
-    """Which tokens may extend a prefix: all but the blank, or the most probable of them."""
-    possible = torch.ones(len(frame), dtype=torch.bool)
-    possible[blank] = False
-    if most is not None and most < len(frame) - 1:
-        likeliest = frame.masked_fill(~possible, -math.inf).topk(most).indices
-        possible = torch.zeros_like(possible).index_fill(0, likeliest, True) & possible
-    return possible
-
-
-def _check_blank(log_probs: Tensor, blank: int) -> None:
-    if not 0 <= blank < log_probs.shape[-1]:
-        raise DecodeError(f"blank {blank} is none of the {log_probs.shape[-1]} labels")
+    tokens = collapse_path(labels.tolist(), blank)
+    return Hypothesis(tokens, total / (len(tokens) + 1), total, True)
 
 
 def align_tokens(
@@ -173,8 +65,8 @@ def align_tokens(
     next token earliest is taken.
 
     >>> frames = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.1, 0.9], [0.7, 0.3]]).log()
-    >>> align_tokens(frames, [1])[0][:4]
-    (1, 1, 3, 2)
+    >>> align_tokens(frames, [1])
+    [AlignedToken(token=1, begin=1, end=3)]
     """
     frames, vocabulary = log_probs.shape
     wrong = [token for token in (blank, *tokens) if not 0 <= token < vocabulary] + [t for t in tokens if t == blank]
@@ -196,9 +88,8 @@ def align_tokens(
     if emissions.isnan().any():
         raise DecodeError("log-probabilities are NaN")
     path = _best_path(emissions, states, blank)
-    states_of_tokens = range(1, 2 * len(tokens), 2)
-    spans = zip(states_of_tokens, tokens, strict=True)
-    return [_read_span(emissions[:, state], path == state, token) for state, token in spans]
+    frames_of_tokens = [(path == 2 * number + 1).nonzero()[:, 0].tolist() for number in range(len(tokens))]
+    return [AlignedToken(token, of[0], of[-1] + 1) for token, of in zip(tokens, frames_of_tokens, strict=True)]
 
 
 def _best_path(
@@ -232,8 +123,137 @@ def _best_path(
     return path
 
 
-def _read_span(emission: Float[Tensor, " frames"], inside: Tensor, token: int) -> AlignedToken:
-    places = inside.nonzero()[:, 0]
-    begin, end = int(places[0]), int(places[-1]) + 1
-    values = emission[begin:end]
-    return AlignedToken(token, begin, end, begin + int(values.argmax()), float(values.mean()))
+class CtcPrefixes:
+    """The CTC probabilities of prefixes, equally many for each sound, which grow by a token at a time.
+
+    `token[s, t]` is the log-probability that the first t frames spell prefix s and end with its last token, `blank[s,
+    t]` that they end with a blank; t runs from 0, where nothing has been read. A row of `log_probs` is a sound; after
+    its length only blanks follow, so that all sounds end together.
+
+    >>> frames = torch.tensor([[[0.6, 0.4], [0.5, 0.5]]]).log()
+    >>> prefixes = CtcPrefixes(frames, torch.tensor([2]), blank=0, end=0)
+    >>> prefixes.next_scores().exp()  # that the text ends here (blank, blank), or goes on with token 1
+    tensor([[0.3000, 0.7000]], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        log_probs: Float[Tensor, "rows frames vocabulary"],
+        lengths: Int[Tensor, " rows"],
+        *,
+        blank: int,
+        end: int,
+    ) -> None:
+        self.blank_label, self.end = blank, end
+        inside = torch.arange(log_probs.shape[1], device=log_probs.device) < lengths[:, None]
+        frames = log_probs.double().clamp(min=LEAST).masked_fill(~inside[..., None], LEAST)
+        frames[..., blank] = frames[..., blank].masked_fill(~inside, 0.0)
+        self.frames = frames
+        self.row = torch.arange(len(frames), device=frames.device)  # of each prefix
+        self.last = torch.full_like(self.row, blank)
+        first = frames.new_zeros(len(frames), 1)
+        self.blank = torch.cat([first, frames[..., blank].cumsum(1)], dim=1)
+        self.token = torch.full_like(self.blank, LEAST * (frames.shape[1] + 1))
+        self.total = first[:, 0]  # log-probability of all texts that begin with the prefix
+
+    def next_scores(self) -> Float[Tensor, "prefixes vocabulary"]:
+        """The log-probability of every next token, given the prefix; in the column `end` that the text ends here.
+
+        A token's is the sum over the frames at which it can come first: one product of matrices for all tokens.
+        """
+        both = torch.logaddexp(self.blank, self.token)
+        frames = self.frames.exp()
+        scores = _log_matmul(both[:, :-1].unflatten(0, (len(frames), -1)), frames).flatten(0, 1)
+        # The last token comes again only after a blank.
+        column = frames[self.row, :, self.last][..., None]
+        again = _log_matmul(self.blank[:, None, :-1], column)[:, 0]
+        scores.scatter_(1, self.last[:, None], again)
+        scores[:, self.blank_label] = -torch.inf
+        scores[:, self.end] = both[:, -1]
+        return scores - self.total[:, None]
+
+    def append(self, tokens: Int[Tensor, " prefixes"]) -> None:
+        """Makes every prefix longer by its token. After the end token a prefix means nothing any more."""
+        both = torch.logaddexp(self.blank, self.token)
+        same = (tokens == self.last)[:, None]
+        before = torch.where(same, self.blank, both)[:, :-1]
+        emitted = self.frames[self.row, :, tokens]
+        nothing = torch.full_like(self.total[:, None], LEAST * (self.frames.shape[1] + 1))
+        token = torch.cat([nothing, _accumulate(before, emitted)], dim=1)
+        pauses = self.frames[self.row, :, self.blank_label]
+        blank = torch.cat([nothing, _accumulate(token[:, :-1], pauses)], dim=1)
+        self.total = torch.logsumexp(before + emitted, dim=1)
+        self.token, self.blank, self.last = token, blank, tokens
+
+    def select(self, prefixes: Int[Tensor, " prefixes"], kept_rows: Int[Tensor, " rows"] | None) -> None:
+        """Keeps these prefixes, those of each sound together; with `kept_rows`, only these sounds, in this order."""
+        row = self.row[prefixes]
+        if kept_rows is not None:
+            new_row = torch.full((len(self.frames),), -1, device=row.device)
+            new_row[kept_rows] = torch.arange(len(kept_rows), device=row.device)
+            self.frames, row = self.frames[kept_rows], new_row[row]
+        self.row, self.last, self.total = row, self.last[prefixes], self.total[prefixes]
+        self.token, self.blank = self.token[prefixes], self.blank[prefixes]
+
+
+class JointWriter(Writer):
+    """A Writer of a SpeechModel whose scores are those of its decoder and of CTC, mixed with `weight` for CTC.
+
+    What `begin` and `advance` give are parts of a sum of log-probabilities, not logits: they are not normalised.
+    """
+
+    def __init__(
+        self,
+        model: SpeechModel,
+        context: Float[Tensor, "rows positions width"],
+        lengths: Int[Tensor, " rows"],
+        *,
+        weight: float,  # from 0, the decoder alone, to 1, CTC alone
+        blank: int,
+        end: int,
+    ) -> None:
+        super().__init__(model, [[]] * len(context), context=context, context_lengths=lengths)
+        self.normalised = weight > 0
+        self.weight, self.blank, self.end = weight, blank, end
+        self._log_probs = model.ctc_log_probs(context) if weight else None
+        self._position_lengths = lengths
+
+    def begin(self, start: int | None) -> Float[Tensor, "rows vocabulary"]:
+        logits = super().begin(start)
+        if self._log_probs is None:
+            return logits
+        self._prefixes = CtcPrefixes(self._log_probs, self._position_lengths, blank=self.blank, end=self.end)
+        return self._mix(logits)
+
+    def advance(self, tokens: Int[Tensor, " samples"]) -> Float[Tensor, "samples vocabulary"]:
+        logits = super().advance(tokens)
+        if self._log_probs is None:
+            return logits
+        self._prefixes.append(tokens)
+        return self._mix(logits)
+
+    def select_beams(self, parents: Int[Tensor, "rows beams"], kept_rows: Int[Tensor, " rows"] | None = None) -> None:
+        super().select_beams(parents, kept_rows)
+        if self._log_probs is not None:
+            self._prefixes.select(parents.flatten(), kept_rows)
+
+    def _mix(self, logits: Tensor) -> Tensor:
+        ctc = self._prefixes.next_scores()
+        mixed = (1 - self.weight) * logits.double().log_softmax(-1) + self.weight * ctc
+        return mixed.nan_to_num(nan=-torch.inf).to(logits.dtype)
+
+
+def _accumulate(
+    before: Float[Tensor, "prefixes frames"], emitted: Float[Tensor, "prefixes frames"]
+) -> Float[Tensor, "prefixes frames"]:
+    """Solves x[t] = (x[t − 1] + before[t]) · emitted[t] in logarithms, for all frames at once."""
+    sums = emitted.cumsum(1)
+    return (before - (sums - emitted)).logcumsumexp(1) + sums
+
+
+def _log_matmul(
+    logs: Float[Tensor, "*rows prefixes frames"], factors: Float[Tensor, "*rows frames columns"]
+) -> Float[Tensor, "*rows prefixes columns"]:
+    """log(exp(logs) @ factors), scaled so that nothing overflows."""
+    largest = logs.amax(-1, keepdim=True)
+    return ((logs - largest).exp() @ factors).log() + largest

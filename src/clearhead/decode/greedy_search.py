@@ -88,11 +88,13 @@ def _compute_steps(writer: Writer, rules: Rules, choose: TokenChooser) -> Iterat
     while True:
         tokens, gains = _choose_tokens(writer, logits, written, rows, rules, choose)
         written = torch.cat([written, tokens[:, None]], dim=1)
+        words, scores = tokens.tolist(), gains.tolist()
+        if not all(map(math.isfinite, scores)):
+            raise DecodeError("the model's logits are NaN or infinite; check its weights and its input")
         alive = [index for index, done in enumerate(over) if not done]
-        step = _make_step(alive, rows, tokens, gains)
-        for index, token in zip(alive, step.tokens, strict=True):
-            over[index] = token == rules.end or written.shape[1] >= rules.limits[rows[index]]
-        yield step
+        for index in alive:
+            over[index] = words[index] == rules.end or written.shape[1] >= rules.limits[rows[index]]
+        yield Step(*([values[index] for index in alive] for values in (rows, words, scores)))
         if all(over):
             return
         if active := select_active(over):
@@ -123,12 +125,3 @@ def _choose_tokens(
     rules.apply(logits[:, None], written[:, None], rows)
     tokens = choose(logits, rows, written.shape[1])
     return tokens, logits.gather(1, tokens[:, None])[:, 0] - normaliser
-
-
-def _make_step(alive: list[int], rows: list[int], tokens: Tensor, gains: Tensor) -> Step:
-    numbers: list[float] = gains.tolist()
-    if not all(map(math.isfinite, numbers)):
-        raise DecodeError("the model's logits are NaN or infinite; check its weights and its input")
-    words: list[int] = tokens.tolist()
-    alive_rows, alive_words = [rows[index] for index in alive], [words[index] for index in alive]
-    return Step(alive_rows, alive_words, [numbers[index] for index in alive])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,17 +20,12 @@ from clearhead.model.inference_view import inference_view
 from clearhead.model.layers import FeedForward
 from clearhead.model.transformer import Vocabulary
 
-LARGEST = 2**28  # weights of a model that may be held twice: 1 GiB
+LARGEST_PACKED_WEIGHTS = 2**28  # weights of a model that may be held twice: 1 GiB
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class _Packed(NamedTuple):
-    source: tuple[Any, ...]  # identifies the values that were packed
-    weight: Tensor
-
-
-_packed = WeakTensorKeyDictionary()  # of _Packed, by the weight
+_packed = WeakTensorKeyDictionary()  # by the weight: what identifies its values, and the packed weight
 _lock = threading.Lock()
 
 
@@ -56,8 +51,9 @@ def decoding_view(model: Model) -> Model:
 def can_pack(model: nn.Module) -> bool:
     """Whether this PyTorch can pack weights, and these are plain float32 tensors on a CPU, and not too many."""
     weights = list(model.parameters())
-    plain = all(type(one.data) is Tensor and one.is_cpu and one.dtype == torch.float32 for one in weights)
-    return plain and _is_supported() and sum(weight.numel() for weight in weights) <= LARGEST
+    plain = all(type(weight.data) is Tensor and weight.is_cpu and weight.dtype == torch.float32 for weight in weights)
+    supported = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    return plain and supported and sum(weight.numel() for weight in weights) <= LARGEST_PACKED_WEIGHTS
 
 
 def _make_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
@@ -92,16 +88,13 @@ def _get_packed(weight: Tensor) -> Tensor:
     version = 0 if weight.is_inference() else weight._version
     source = (weight.data_ptr(), version, weight.shape)
     with _lock:  # several threads may decode with one model
-        kept: _Packed | None = _packed.get(weight)
-        if kept is None or kept.source != source:
-            kept = _packed[weight] = _Packed(source, _pack(weight))
-    return kept.weight
+        packed_source, packed = _packed.get(weight, (None, weight))
+        if packed_source != source:
+            packed = _pack(weight)
+            _packed[weight] = source, packed
+    return cast(Tensor, packed)
 
 
 def _pack(weight: Tensor) -> Tensor:
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
     return packed
-
-
-def _is_supported() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")

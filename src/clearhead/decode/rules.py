@@ -93,31 +93,26 @@ class Rules:
 
         `rows` are the indices of these rows among the writer's inputs.
         """
-        place = written.shape[-1]
-        forced = [(row, self.prefix[number][place]) for row, number in self._rows_in_prefix(rows, place)]
-        kept = [logits[row, :, token].clone() for row, token in forced]
+        length = written.shape[-1]
+        in_prefix = [(row, self.prefix[number]) for row, number in enumerate(rows) if self.prefix]
+        forced = [(row, prefix[length]) for row, prefix in in_prefix if length < len(prefix)]
+        forced_scores = [logits[row, :, token].clone() for row, token in forced]
         if len(self.forbidden):
             logits[..., self.forbidden] = -math.inf
-        if 0 < self.no_repeat_ngram <= place:
+        if 0 < self.no_repeat_ngram <= length:
             logits.masked_fill_(self._find_repeats(written, logits.shape[-1]), -math.inf)
-        for (row, token), score in zip(forced, kept, strict=True):
+        for (row, token), score in zip(forced, forced_scores, strict=True):
             logits[row] = -math.inf
             logits[row, :, token] = score
-
-    def _rows_in_prefix(self, rows: Sequence[int], place: int) -> list[tuple[int, int]]:
-        """The rows that are still within their prefix: (row of this step, index of its input)."""
-        if not self.prefix:
-            return []
-        return [(row, number) for row, number in enumerate(rows) if place < len(self.prefix[number])]
 
     def _find_repeats(self, written: Tensor, vocabulary: int) -> Tensor:
         """True for tokens that would repeat an n-gram: (rows, beams, vocabulary)."""
         grams = written.unfold(-1, self.no_repeat_ngram, 1)  # (rows, beams, places, n)
         tail = written[..., written.shape[-1] - self.no_repeat_ngram + 1 :]
         again = (grams[..., :-1] == tail[..., None, :]).all(-1)
-        found = torch.zeros(*written.shape[:2], vocabulary + 1, dtype=torch.bool, device=written.device)
-        found.scatter_(-1, grams[..., -1].masked_fill(~again, vocabulary), True)  # the extra last column takes the rest
-        return found[..., :-1]
+        repeated = torch.zeros(*written.shape[:2], vocabulary + 1, dtype=torch.bool, device=written.device)
+        repeated.scatter_(-1, grams[..., -1].masked_fill(~again, vocabulary), True)  # the last column takes the rest
+        return repeated[..., :-1]
 
 
 def _expand_limits(max_length: int | Sequence[int], rows: int) -> list[int]:

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Unpack
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.decode.greedy_search import (
     Hypothesis,
-    Step,
     TokenChooser,
     choose_likeliest,
     collect_hypotheses,
@@ -94,13 +93,8 @@ def stream(
     choose: TokenChooser = choose_likeliest
     if temperature != 0:
         choose = make_sampler(writer, rules, generator, SamplingOptions(temperature, top_k, top_p, min_p))
-    return _yield_tokens(decode_steps(writer, rules, choose), rules.end)
-
-
-def _yield_tokens(steps: Iterator[Step], end: int) -> Iterator[int]:
-    for step in steps:
-        if step.tokens != [end]:
-            yield step.tokens[0]
+    steps = decode_steps(writer, rules, choose)
+    return (step.tokens[0] for step in steps if step.tokens != [rules.end])
 
 
 def distribution(
@@ -145,14 +139,17 @@ def make_sampler(writer: Writer, rules: Rules, generator: Generators | None, opt
     drawn = [torch.rand(longest, generator=of_row, dtype=torch.float64) for of_row in generators]
     chances = torch.stack(drawn).to(writer.device)
 
-    def choose(logits: Tensor, rows: list[int], length: int) -> Tensor:
-        sums = distribution(logits.double(), **options._asdict()).cumsum(-1)
-        total = sums[:, -1:]
-        chance = chances[rows, length][:, None] * total
-        below = total.nextafter(torch.zeros_like(total))  # else rounding might reach past the last token
-        return torch.searchsorted(sums, torch.minimum(chance, below), right=True)[:, 0]
+    return lambda logits, rows, length: draw_tokens(logits, chances[rows, length], options)
 
-    return choose
+
+def draw_tokens(
+    logits: Float[Tensor, "rows vocabulary"], chances: Float[Tensor, " rows"], options: SamplingOptions
+) -> Int[Tensor, " rows"]:
+    """The token of each row that a random number in [0, 1) chooses from `distribution`."""
+    sums = distribution(logits.double(), **options._asdict()).cumsum(-1)
+    total = sums[:, -1:]
+    below = total.nextafter(torch.zeros_like(total))  # else rounding might reach past the last token
+    return torch.searchsorted(sums, torch.minimum(chances[:, None] * total, below), right=True)[:, 0]
 
 
 def _row_generators(generator: Generators | None, writer: Writer) -> list[torch.Generator]:

@@ -77,31 +77,13 @@ class Writer:
         lengths: Sequence[int] | Int[Tensor, " rows"],
     ) -> Writer:
         """Decodes one row for each source row of tokens (or vectors), whose first `lengths` are not padding."""
-        lengths = _check_lengths(lengths, source, "source")
+        lengths = _check_lengths(lengths, source)
         return cls(model, [[]] * len(source), source=source, context_lengths=lengths)
 
     @classmethod
-    def continuing(
-        cls,
-        model: Decoder,
-        prompts: Sequence[Sequence[int]],
-        *,
-        context: Float[Tensor, "rows context_tokens context_width"] | None = None,
-        context_lengths: Sequence[int] | Int[Tensor, " rows"] | None = None,
-    ) -> Writer:
-        """Continues each prompt; they may differ in length.
-
-        A decoder with cross-attention gets a `context` for each row, without padding unless `context_lengths` says so.
-        """
-        if context is None:
-            return cls(model, prompts)
-        if len(context) != len(prompts):
-            raise ShapeError(
-                f"{len(prompts)} prompts, but {len(context)} samples of context; give one prompt per sample"
-            )
-        every = [context.shape[1]] * len(context)
-        lengths = _check_lengths(every if context_lengths is None else context_lengths, context, "context")
-        return cls(model, prompts, context=context, context_lengths=lengths)
+    def continuing(cls, model: Decoder, prompts: Sequence[Sequence[int]]) -> Writer:
+        """Continues each prompt; they may differ in length."""
+        return cls(model, prompts)
 
     @property
     def vocabulary(self) -> int:
@@ -223,11 +205,12 @@ def select_active(finished: Sequence[bool]) -> list[int] | None:
     return [row for row, done in enumerate(finished) if not done]
 
 
-def _check_lengths(lengths: Sequence[int] | Tensor, rows: Tensor, name: str) -> Tensor:
+def _check_lengths(lengths: Sequence[int] | Tensor, source: Tensor) -> Tensor:
     lengths = torch.as_tensor(lengths, dtype=torch.long)
-    if len(lengths) != len(rows) or rows.ndim not in (2, 3):
-        shape = tuple(rows.shape)
-        raise ShapeError(f"{len(lengths)} lengths for a {name} of shape {shape}; give one for each row")
-    if len(rows) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= rows.shape[1]:
-        raise ShapeError(f"lengths go from {lengths.min()} to {lengths.max()}, but the {name} is {rows.shape[1]} long")
+    if len(lengths) != len(source) or source.ndim not in (2, 3):
+        shape = tuple(source.shape)
+        raise ShapeError(f"{len(lengths)} lengths for a source of shape {shape}; give one for each row")
+    if len(source) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= source.shape[1]:
+        least, most = lengths.min(), lengths.max()
+        raise ShapeError(f"lengths go from {least} to {most}, but the source is {source.shape[1]} long")
     return lengths

@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.images.picture_files import WHITE
 
 GREY = (0.299, 0.587, 0.114)  # shares of red, green and blue in brightness (BT.601)
-DRAWS = 16  # random numbers of each picture, whatever is switched on
+DRAWS = 16  # random numbers of each picture, whatever is switched on: more than the changes need today
 
 
 class Augmentation(BaseModel):
@@ -33,13 +33,10 @@ class Augmentation(BaseModel):
     shift: float = Field(0.1, ge=0, le=1)  # of the side
     zoom: float = Field(0.1, ge=0, le=0.9)  # 0.1: from 0.9 to 1.1 times
     rotation: float = Field(10.0, ge=0, le=180)  # degrees to both sides
-    stretch: float = Field(0.0, ge=0, le=0.9)  # 0.1: width by up to 1.1 times and height by 1 / 1.1, or the reverse
-    shear: float = Field(0.0, ge=0, le=1)  # slants by up to this share of the side
     flip: bool = False  # every second picture is mirrored; captions may say left and right
     brightness: float = Field(0.2, ge=0, le=1)  # a factor from 1 − x to 1 + x
     contrast: float = Field(0.2, ge=0, le=1)
     saturation: float = Field(0.2, ge=0, le=1)
-    erase: float = Field(0.0, ge=0, le=1)  # a rectangle with sides of up to this share of the picture's is covered
 
     @torch.no_grad()
     def __call__(
@@ -59,43 +56,27 @@ class Augmentation(BaseModel):
         if self.flip:
             mirrored = amounts[:, 0] < 0
             pictures = torch.where(mirrored[:, None, None, None], pictures.flip(-1), pictures)
-        if self.shift or self.zoom or self.rotation or self.stretch or self.shear:
-            pictures = self._move(pictures, amounts[:, [1, 2, 3, 4, 8, 9]], background)
+        if self.shift or self.zoom or self.rotation:
+            pictures = self._move(pictures, amounts[:, 1:5], background)
         if self.brightness or self.contrast or self.saturation:
             pictures = self._jitter(pictures, amounts[:, 5:8])
-        if self.erase:
-            pictures = self._erase(pictures, drawn[:, 10:14], background)
         return pictures
 
     def _move(self, pictures: Tensor, amounts: Tensor, background: tuple[float, float, float]) -> Tensor:
-        """Shifts, scales, rotates and slants about the middle, in one bilinear interpolation."""
+        """Shifts, scales and rotates about the middle, in one bilinear interpolation."""
         height, width = pictures.shape[2:]
         angle = amounts[:, 0] * math.radians(self.rotation)
         scale = 1 / (1 + amounts[:, 1] * self.zoom)  # from positions in the result to positions in the picture
-        wide = (1 + self.stretch) ** amounts[:, 4]
-        slant = self.shear * amounts[:, 5]
         cos, sin = angle.cos() * scale, angle.sin() * scale
         across, down = 2 * self.shift * amounts[:, 2], 2 * self.shift * amounts[:, 3]  # sides run from −1 to 1
         # The angle is one of pixels: where sides differ, positions from −1 to 1 are not square.
-        rows = [wide * cos, wide * (slant * cos - sin) * (height / width), across]
-        rows += [sin / wide * (width / height), (cos + slant * sin) / wide, down]
+        rows = [cos, -sin * (height / width), across, sin * (width / height), cos, down]
         transform = torch.stack(rows, dim=1).view(-1, 2, 3)
         grid = F.affine_grid(transform, list(pictures.shape), align_corners=False)
         colour = pictures.new_tensor(background)[:, None, None]
         # grid_sample fills with zeros, which stand for the background here
         moved: Tensor = F.grid_sample(pictures - colour, grid, padding_mode="zeros", align_corners=False) + colour
         return moved.clamp_(0, 1)
-
-    def _erase(self, pictures: Tensor, draws: Tensor, background: tuple[float, float, float]) -> Tensor:
-        """Covers one rectangle of each picture; sizes and positions are uniform."""
-        inside = []
-        for side, size in ((2, 0), (3, 1)):
-            pixels = (torch.arange(pictures.shape[side], device=pictures.device) + 0.5) / pictures.shape[side]
-            length = self.erase * draws[:, size]
-            begin = draws[:, 2 + size] * (1 - length)
-            inside.append((pixels >= begin[:, None]) & (pixels < (begin + length)[:, None]))
-        covered = (inside[0][:, :, None] & inside[1][:, None])[:, None]
-        return torch.where(covered, pictures.new_tensor(background)[:, None, None], pictures)
 
     def _jitter(self, pictures: Tensor, amounts: Tensor) -> Tensor:
         strengths = amounts.new_tensor([self.brightness, self.contrast, self.saturation])

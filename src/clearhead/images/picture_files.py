@@ -6,12 +6,11 @@ The content of a file decides what it is, not its name. Files are read from the 
 
 from __future__ import annotations
 
-import re
 import struct
 import warnings
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,9 +25,10 @@ if TYPE_CHECKING:
 WHITE = (1.0, 1.0, 1.0)
 MOST_PIXELS = 64_000_000  # 8,000 × 8,000: 0.8 GB as float32
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-BEGINNINGS = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF"}  # WebP has its size before its name
 NAMES = "PNG, JPEG, WebP or GIF"
 ORIENTATION = 0x0112  # the tag's number in EXIF
+# Pillow's transposition for each orientation from 2 on.
+TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
 MODES_WITH_ALPHA = ("LA", "PA", "RGBA", "La", "RGBa")
 
 # What Pillow's decoders raise for damaged files, found by damaging files; UnidentifiedImageError is an OSError.
@@ -63,31 +63,21 @@ def read_picture(
     >>> picture.shape, picture[:, 0, 0]
     (torch.Size([3, 2, 3]), tensor([1.0000, 0.0000, 0.2000]))
     """
-    path = Path(path)
-    _check_file(path)
-    _import_pillow()
+    path, pillow = Path(path), _import_pillow()
     try:
         # Pillow warns of damaged EXIF and the like; whatever matters is an error here.
         with warnings.catch_warnings(), path.open("rb") as file:
             warnings.filterwarnings("ignore", module=r"PIL\b")
-            return _decode(path, file, background, most_pixels)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def _check_file(path: Path) -> None:
-    try:
-        size = path.stat().st_size
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        hint = "; pictures are read from files, not from addresses" if re.match(r"\w+:/", str(path)) else ""
-        reason = "" if isinstance(error, FileNotFoundError) else f" ({getattr(error, 'strerror', None) or error})"
-        raise DataError(f"{path}: there is no such file{reason}{hint}") from None
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; a {NAMES} file is needed")
-    if not path.is_file():
-        raise DataError(f"{path} is no regular file; a {NAMES} file is needed")
-    if not size:
-        raise DataError(f"{path} is empty; a {NAMES} file is needed")
+            image = pillow.open(file, formats=FORMATS)  # reads the header only
+            with image:
+                return convert_image(image, str(path), background=background, most_pixels=most_pixels)
+    except pillow.DecompressionBombError:
+        raise DataError(f"{path} has far more than {most_pixels:,} pixels; make the picture smaller") from None
+    except DataError:
+        raise
+    except DAMAGED as error:
+        reason = getattr(error, "strerror", None) or "it is damaged or incomplete, or of another kind"
+        raise DataError(f"{path} is no readable {NAMES} file: {reason}") from None
 
 
 def _import_pillow() -> Any:
@@ -100,26 +90,15 @@ def _import_pillow() -> Any:
     return Image
 
 
-def _decode(path: Path, file: BinaryIO, background: tuple[float, float, float], most_pixels: int) -> Tensor:
-    pillow = _import_pillow()
-    try:
-        image = pillow.open(file, formats=FORMATS)  # reads the header only
-    except pillow.DecompressionBombError as error:
-        found = re.search(r"\d+", str(error))
-        raise _too_large(path, f"{int(found.group()):,}" if found else "too many", most_pixels) from None
-    except DAMAGED:
-        raise DataError(f"{path} {_describe_unreadable(path)}") from None
-    with image:
-        return convert_image(image, str(path), background=background, most_pixels=most_pixels)
-
-
 def convert_image(
     image: Image, name: str, *, background: tuple[float, float, float] = WHITE, most_pixels: int = MOST_PIXELS
 ) -> Float[Tensor, "3 height width"]:
     """What `read_picture` gives, of an image that Pillow has opened or made; errors begin with the `name`."""
     width, height = image.size
     if width * height > most_pixels:
-        raise _too_large(name, f"{width:,} × {height:,}", most_pixels)
+        raise DataError(
+            f"{name} has {width:,} × {height:,} pixels, at most {most_pixels:,} are read; make the picture smaller"
+        )
     if not width * height:
         raise DataError(f"{name} is a picture of {width} × {height} pixels; it needs at least one")
     try:
@@ -132,25 +111,6 @@ def convert_image(
         raise DataError(f"{name} has the mode {image.mode}, which Pillow does not convert ({error})") from None
 
 
-def _too_large(name: str | Path, pixels: str, most_pixels: int) -> DataError:
-    return DataError(f"{name} has {pixels} pixels, at most {most_pixels:,} are read; make the picture smaller")
-
-
-def _describe_unreadable(path: Path) -> str:
-    """What a file that Pillow does not recognise seems to be."""
-    with path.open("rb") as file:
-        beginning = file.read(64)
-    for magic, name in BEGINNINGS.items():
-        if beginning.startswith(magic):
-            return f"is a damaged or incomplete {name} file"
-    if beginning.startswith(b"RIFF") and beginning[8:12] == b"WEBP":
-        return "is a damaged or incomplete WebP file"
-    text = beginning.decode("utf-8", errors="ignore")  # a character may be cut at the end
-    if len(text.encode()) > len(beginning) - 4 and all(letter.isprintable() or letter in "\t\r\n" for letter in text):
-        return f"is no {NAMES} file: it contains text ({text[:20]!r})"
-    return f"is no {NAMES} file: it begins with the bytes {beginning[:8].hex(' ')}"
-
-
 def _turn_upright(image: Image) -> Image:
     """The picture turned as the orientation in its EXIF says; damaged EXIF is ignored, as browsers do."""
     from PIL.Image import Transpose
@@ -159,19 +119,9 @@ def _turn_upright(image: Image) -> Image:
         orientation = image.getexif().get(ORIENTATION)
     except DAMAGED:
         return image
-    methods = {
-        2: Transpose.FLIP_LEFT_RIGHT,
-        3: Transpose.ROTATE_180,
-        4: Transpose.FLIP_TOP_BOTTOM,
-        5: Transpose.TRANSPOSE,
-        6: Transpose.ROTATE_270,
-        7: Transpose.TRANSVERSE,
-        8: Transpose.ROTATE_90,
-    }
-    method = methods.get(orientation) if isinstance(orientation, int) else None
-    if method is None:
+    if not isinstance(orientation, int) or not 2 <= orientation <= 8:
         return image
-    turned = image.transpose(method)
+    turned = image.transpose(Transpose[TURNS[orientation - 2]])
     turned.info = image.info  # the transparent colour stays
     return turned
 

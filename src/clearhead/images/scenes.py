@@ -1,7 +1,7 @@
 """Scenes: small pictures of coloured shapes with captions, made by a program, to learn and to test with.
 
 A caption names the shapes from the top left to the bottom right, each with where it is to the next one: "a red circle
-left of a blue square". Where every shape is drawn is known, so it can be checked where a model looks.
+left of a blue square".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, UInt8
+from jaxtyping import UInt8
 
 SIZE = 64  # pixels of a side
 LARGEST_SHARE = 0.1  # of the picture's area that a shape may cover
@@ -52,14 +52,6 @@ class Scene(NamedTuple):
     text: str
     shapes: tuple[Shape, ...]
 
-    def covered(self, shape: int, rows: int, columns: int) -> Bool[np.ndarray, "rows columns"]:
-        """The cells of a grid over the picture that a shape is in, if only with a part of a pixel."""
-        box, share = _coverage(self.shapes[shape], len(self.pixels))
-        drawn = np.zeros(self.pixels.shape[:2], dtype=bool)
-        drawn[box] = share > 0
-        cells: np.ndarray = drawn.reshape(rows, len(drawn) // rows, columns, len(drawn) // columns)
-        return np.asarray(cells.any((1, 3)))
-
 
 def make_pairs(part: str, count: int, size: int = SIZE) -> Iterator[Scene]:
     """Scenes of two large shapes beside or above each other, of few colours and kinds: soon learned.
@@ -97,12 +89,12 @@ def draw_shapes(shapes: tuple[Shape, ...], size: int = SIZE) -> UInt8[np.ndarray
     """A white square picture with these shapes."""
     canvas = np.full((size, size, 3), 255.0)
     for shape in shapes:
-        box, share = _coverage(shape, size)
+        box, share = _find_coverage(shape, size)
         canvas[box] += share[:, :, None] * (np.array(COLOURS[shape.colour]) - canvas[box])
     return canvas.round().astype(np.uint8)
 
 
-def _coverage(shape: Shape, size: int) -> tuple[tuple[slice, slice], np.ndarray]:
+def _find_coverage(shape: Shape, size: int) -> tuple[tuple[slice, slice], np.ndarray]:
     """The box around a shape (rows, columns), and the share of each pixel in it that the shape covers, 0 to 1."""
     sides = [
         slice(max(0, math.floor(middle - shape.radius)), min(size, math.ceil(middle + shape.radius)))

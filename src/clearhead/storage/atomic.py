@@ -118,11 +118,7 @@ def commit_files(folder: Path, *, added: Sequence[str], removed: Sequence[str]) 
 
 
 def temporary_path(path: Path, tag: str) -> Path:
-    """A hidden name beside `path` for what may be removed once no process holds a lock on it.
-
-    >>> temporary_path(Path("runs/mine"), "old").name
-    '.mine.tmp-clearhead-old'
-    """
+    """A hidden name beside `path`, for what may be removed once no process holds a lock on it."""
     return path.with_name(f".{path.name}{TEMPORARY_MARK}{tag}")
 
 
@@ -221,12 +217,7 @@ def hold_lock(folder: Path, patience: float = 10.0) -> Iterator[None]:
 
 
 def check_free(path: str | Path, needed: int, what: str) -> None:
-    """Raises DiskFullError if `what`, of `needed` bytes, does not fit where `path` is or will be; `what` is singular.
-
-    >>> check_free(".", 10**18, "a run of 3 checkpoints")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    clearhead.errors.DiskFullError: a run of 3 checkpoints needs 1,000,000,000.0 GB, and ... free for .; ...
-    """
+    """Raises DiskFullError if `what`, such as "a run", of `needed` bytes, does not fit where `path` is or will be."""
     free = _free_bytes(path)
     if needed > free:
         raise DiskFullError(

@@ -32,13 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_format(path: str | Path, number: object, readable: int) -> None:
-    """Raises CheckpointError unless the format number in a file is the one that this version reads.
-
-    >>> check_format("model/config.json", 2, readable=1)
-    Traceback (most recent call last):
-    clearhead.errors.CheckpointError: model/config.json was written by a newer clearhead (format 2; this one reads 1); \
-upgrade
-    """
+    """Raises CheckpointError unless the format number in a file is the one that this version reads."""
     if type(number) is int and number > readable:
         raise CheckpointError(
             f"{path} was written by a newer clearhead (format {number}; this one reads {readable}); upgrade"

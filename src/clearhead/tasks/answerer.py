@@ -78,6 +78,10 @@ class Answerer(ABC, Generic[ProcessorT, ModelT, InputT, OptionsT]):
     def score(self, rows: Sequence[Row], predictions: Sequence[Any], options: OptionsT) -> Scores:
         """How good predictions are for these rows, and the signatures of how that was computed."""
 
+    def predict_rows(self, rows: Sequence[Row], options: OptionsT) -> Sequence[Prediction]:
+        """What `score` judges of these rows: an answer to each input."""
+        return self.predict([self.processor.inputs.of_row(row) for row in rows], options)
+
     @torch.no_grad()
     def evaluate(self, rows: Sequence[Row], options: OptionsT) -> Evaluation:
         """Scores of the model's answers; a `note` says which rows were left out, and what is wrong in others."""
@@ -95,7 +99,7 @@ class Answerer(ABC, Generic[ProcessorT, ModelT, InputT, OptionsT]):
                 usable.append(row)
         if rows and not usable:
             raise DataError(f"no row is left to score: {report}")
-        predictions = self.predict([inputs.of_row(row) for row in usable], options)
+        predictions = self.predict_rows(usable, options)
         scores = self.score(usable, predictions, options)
         notes = [*([str(report)] if report.dropped else []), *describe_flaws(usable, self.processor.find_flaws)]
         return Evaluation({**scores, "note": "; ".join(notes)} if notes else scores, usable, predictions)

@@ -22,31 +22,24 @@ from clearhead.errors import ConfigError, DataError
 from clearhead.formatting import parse_whole_number, suggest_name
 from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.processor import Columns, Files
-from clearhead.text.corpora import Row, read
-from clearhead.text.report import Report
+from clearhead.text import Report, Row, read
 
 MADE = "made:"  # before the name of data that a program makes
 TEXT = ".txt"
 PARTS = ("train", "dev", "test")  # of data that a program makes; no input is in two of them
 SAMPLES = 8
 
-# Makes inputs with their texts: of a part ("train", "dev", "test"), so many (None: as many as it likes).
+# Makes inputs with their texts: of a part ("train", "dev", "test"), and how many (None: as many as it likes).
 Generator = Callable[[str, int | None], Iterator[tuple[Any, str]]]
 
 
 class LoadedInput(NamedTuple):
-    """The decoded content of an input, and its path or another name to show."""
+    """The decoded content of an input with its path or another name to show, or why it cannot be used."""
 
     name: str
-    content: Any
-
-
-class UnreadableInput(NamedTuple):
-    """An input that cannot be used: why, in words that follow a number, and the error of its file."""
-
-    name: str
-    reason: str
-    error: str
+    content: Any = None
+    problem: str = ""  # in words that follow a number, such as "with a missing sound file"
+    error: str = ""  # of its file
 
 
 class FileInputs(TextInputs, ABC):
@@ -80,7 +73,7 @@ class FileInputs(TextInputs, ABC):
         return resolve_paths(read(source, names, columns), names)
 
     def load_rows(self, rows: Iterable[Row]) -> list[Row]:
-        """The rows with the content of their inputs, or with an `UnreadableInput` in its place."""
+        """The rows with the content of their inputs, or with the problem that it has."""
         return [row._replace(values=(self._load_checked(row.values[0]), *row.values[1:])) for row in rows]
 
     def keep_readable(self, rows: Iterable[Row], report: Report) -> list[Row]:
@@ -92,53 +85,58 @@ class FileInputs(TextInputs, ABC):
             else:
                 readable.append(row)
         if loaded and not readable:
-            errors = [row.values[0].error for row in loaded if isinstance(row.values[0], UnreadableInput)]
+            errors = [row.values[0].error for row in loaded if row.values[0].error]
             raise DataError(f"no row is left to use: {report}{f'; the first error: {errors[0]}' if errors else ''}")
         return readable
 
     def find_problem(self, row: Row) -> str | None:
         """Why a row cannot be used: its file is missing or unreadable, or it has no text."""
-        given = row.values[0]
-        if not isinstance(given, LoadedInput):
-            given = self._load_checked(given)
-        if isinstance(given, UnreadableInput):
-            return given.reason
-        return None if str(row.values[1]).strip() else "without a text"
+        return self._load_checked(row.values[0]).problem or (None if str(row.values[1]).strip() else "without a text")
 
-    def _load_checked(self, given: Any) -> LoadedInput | UnreadableInput:
-        if isinstance(given, UnreadableInput):
-            return given
+    def _load_checked(self, source: Any) -> LoadedInput:
+        if isinstance(source, LoadedInput):
+            return source
         try:
-            return self.load_input(given)
+            return self.load_input(source)
         except DataError as error:
-            missing = isinstance(given, (str, Path)) and not os.path.exists(given)
-            reason = f"with {'a missing' if missing else 'an unreadable'} {self.kind} file"
-            return UnreadableInput(self.describe(given), reason, str(error))
+            missing = isinstance(source, (str, Path)) and not os.path.exists(source)
+            problem = f"with {'a missing' if missing else 'an unreadable'} {self.kind} file"
+            return LoadedInput(self.describe(source), None, problem, str(error))
 
     # Inputs
 
-    def load_input(self, given: Any) -> LoadedInput:
+    def load_input(self, source: Any) -> LoadedInput:
         """The content of an input: of a file by its path, or of what is in memory."""
-        if isinstance(given, LoadedInput):
-            return given
-        if isinstance(given, UnreadableInput):
-            raise DataError(given.error)
-        if isinstance(given, (str, Path)):
-            if not str(given).strip():
+        if isinstance(source, LoadedInput):
+            if source.error:
+                raise DataError(source.error)
+            return source
+        if isinstance(source, (str, Path)):
+            if not str(source).strip():
                 raise DataError(f"the path of a {self.kind} file is needed, got an empty text")
-            if re.match(r"\w+://", str(given)):
-                raise DataError(f"{given}: a {self.kind} is read from a file, not from an address")
-            return LoadedInput(str(given), self.load_file(Path(given).expanduser()))
-        return LoadedInput(self.describe(given), self.load_value(given))
+            if re.match(r"\w+://", str(source)):
+                raise DataError(f"{source}: a {self.kind} is read from a file, not from an address")
+            return LoadedInput(str(source), self.load_file(self._check_file(Path(source).expanduser())))
+        return LoadedInput(self.describe(source), self.load_value(source))
 
-    def check(self, given: Any, place: str = "the input") -> Any:
+    def _check_file(self, path: Path) -> Path:
+        """Refuses what is no file with something in it; a named pipe, which would be waited for, is not opened."""
+        if not os.path.exists(path):
+            raise DataError(f"{path}: there is no such file")
+        if not path.is_file():
+            raise DataError(f"{path} is {'a folder' if path.is_dir() else 'no regular file'}, not a {self.kind} file")
+        if not path.stat().st_size:
+            raise DataError(f"{path} is empty")
+        return path
+
+    def check(self, source: Any, place: str = "the input") -> Any:
         """An input of `predict`: a path, or the content of a file, which is decoded at once."""
-        if isinstance(given, str) and not given.strip():
+        if isinstance(source, str) and not source.strip():
             raise DataError(f"{place} is empty; the path of a {self.kind} file is needed")
-        if isinstance(given, (str, Path, LoadedInput)):
-            return given
+        if isinstance(source, (str, Path, LoadedInput)):
+            return source
         try:
-            return self.load_input(given)
+            return self.load_input(source)
         except DataError as error:
             raise DataError(f"{place}: {error}") from None
 
@@ -159,26 +157,19 @@ class FileInputs(TextInputs, ABC):
             except DataError as error:
                 raise DataError(str(error).replace(str(path), name)) from None
 
-    def describe(self, given: Any) -> str:
-        if isinstance(given, (LoadedInput, UnreadableInput)):
-            return given.name
-        name = str(given) if isinstance(given, (str, Path)) else getattr(given, "name", None)
+    def describe(self, source: Any) -> str:
+        name = str(source) if isinstance(source, (str, Path)) else getattr(source, "name", None)
         return name if isinstance(name, str) else f"a {self.kind} in memory"
 
     def identify(self, row: Row) -> str:
-        given = row.values[0]
-        if not isinstance(given, LoadedInput):
-            return self.describe(given)
-        parts = given.content if isinstance(given.content, tuple) else (given.content,)
-        digest = hashlib.sha256()
-        for part in parts:
-            digest.update(np.ascontiguousarray(part).tobytes())
-        return digest.hexdigest()
+        source = row.values[0]
+        if not isinstance(source, LoadedInput) or source.error:
+            return self.describe(source)
+        return hashlib.sha256(np.ascontiguousarray(source.content).tobytes()).hexdigest()
 
     def show_row(self, row: Row) -> str:
-        given = row.values[0]
-        in_memory = isinstance(given, LoadedInput) and given.name == f"a {self.kind} in memory"
-        return row.where if in_memory else self.describe(given)
+        name = self.describe(row.values[0])
+        return row.where if name == f"a {self.kind} in memory" else name
 
     # Samples
 
@@ -211,7 +202,7 @@ def _generate(source: str, generators: Mapping[str, Generator]) -> Iterator[Row]
         raise ConfigError(f"{source}: no program makes {kind!r}; {suggest_name(kind, generators)}")
     number = parse_whole_number(count)
     if part not in PARTS or (count and not number):
-        raise ConfigError(f"{source}: write {MADE}{kind}.train, .dev or .test, then :1000 for so many rows")
+        raise ConfigError(f"{source}: write {MADE}{kind}.train, .dev or .test, then :1000 for 1,000 rows")
     made = generators[kind](part, number)
     return (Row(values, f"{MADE}{name}", line) for line, values in enumerate(made, 1))
 
@@ -231,8 +222,8 @@ def resolve_paths(rows: Iterable[Row], columns: tuple[str, ...]) -> Iterator[Row
         path = row.values[0].strip()
         if row.line == 1 and row.values == columns and not (Path(row.file).parent / path).exists():
             continue
-        found = str(Path(row.file).parent / Path(path).expanduser()) if path else ""
-        yield row._replace(values=(found, *row.values[1:]))
+        resolved = str(Path(row.file).parent / Path(path).expanduser()) if path else ""
+        yield row._replace(values=(resolved, *row.values[1:]))
 
 
 def _read_beside(path: Path) -> str:
@@ -242,10 +233,8 @@ def _read_beside(path: Path) -> str:
         return " ".join(beside.read_text(encoding="utf-8-sig").split())
     except FileNotFoundError:
         return ""
-    except UnicodeDecodeError as error:
-        raise DataError(f"{beside}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
-    except OSError as error:
-        raise DataError(f"{beside} cannot be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, OSError) as error:
+        raise DataError(f"{beside} cannot be read as UTF-8: {error}") from None
 
 
 def _is_list_of_inputs(inputs: Any) -> bool:

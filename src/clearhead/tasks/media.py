@@ -39,9 +39,9 @@ class SoundInput(NamedTuple):
     name: str
     start: float = 0.0  # when the first frame begins in the recording; below 0 in silence that was put before it
 
-    def name_position(self, place: int) -> str:
+    def name_position(self, position: int) -> str:
         """When a position of the encoder begins in the recording, such as "61.85 s"."""
-        return f"{self.start + place * self.position_seconds:.2f} s"
+        return f"{self.start + position * self.position_seconds:.2f} s"
 
 
 def media_to_json(media: PictureInput | SoundInput) -> dict[str, Any]:
@@ -70,10 +70,10 @@ def media_from_json(values: Any) -> PictureInput | SoundInput:
             return PictureInput(pixels, int(values["rows"]), int(values["columns"]), str(values["name"]))
         spectrogram = _read_array(values, np.float32)
         times = {name: float(values[name]) for name in ("seconds", "frame_seconds", "position_seconds")}
-        times["start"] = float(values.get("start", 0.0))  # which old records do not have
+        times["start"] = float(values.get("start", 0.0))
         if values["kind"] != "sound" or spectrogram.ndim != 2 or not all(map(math.isfinite, times.values())):
             raise ValueError("a sound has a spectrogram of frames and mels")
-        spikes = [(int(place), str(text), float(chance)) for place, text, chance in values["spikes"]]
+        spikes = [(int(position), str(text), float(chance)) for position, text, chance in values["spikes"]]
         return SoundInput(spectrogram, **times, spikes=spikes, name=str(values["name"]))
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"the record's picture or sound is damaged ({error})") from None

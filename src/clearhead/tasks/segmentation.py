@@ -17,6 +17,7 @@ SEAMS = [
     re.compile(r""),
 ]
 ALONE = 16  # a sentence of at least this share of a part stands alone
+CHINESE_SHARE = 0.3  # of the characters of texts, above which they are Chinese
 
 
 def split_text(text: str, encode: Callable[[str], list[int]], limit: int, seams: int = 0) -> list[list[int]]:
@@ -42,8 +43,8 @@ def split_text(text: str, encode: Callable[[str], list[int]], limit: int, seams:
         tokens = encode(gathered)
         if len(tokens) > limit:
             # One character may be several bytes: those are cut as numbers.
-            finer = split_text(gathered, encode, limit, seams + 1) if seams + 1 < len(SEAMS) else _chunk(tokens, limit)
-            whole += finer
+            last = seams + 1 == len(SEAMS)
+            whole += chunk_tokens(tokens, limit) if last else split_text(gathered, encode, limit, seams + 1)
             gathered, tokens = "", []
     return [*whole, tokens] if tokens else whole
 
@@ -77,7 +78,7 @@ def restore_full_width(text: str) -> str:
     '你好，世界！（真的）12:30'
     """
     return re.sub(
-        r"(?<=[\u3000-\u9fff\uff00-\uffef”’])[,!?:;()]|[(](?=[\u3400-\u9fff])", lambda found: WIDE[found[0]], text
+        r"(?<=[\u3000-\u9fff\uff00-\uffef”’])[,!?:;()]|[(](?=[\u3400-\u9fff])", lambda mark: WIDE[mark[0]], text
     )
 
 
@@ -89,19 +90,19 @@ def has_loop(tokens: Sequence[int], longest: int = 8, times: int = 4) -> bool:
     """
     for size in range(1, min(longest, len(tokens) // times) + 1):
         same = 0
-        for place in range(size, len(tokens)):
-            same = same + 1 if tokens[place] == tokens[place - size] else 0
+        for position in range(size, len(tokens)):
+            same = same + 1 if tokens[position] == tokens[position - size] else 0
             if same >= size * (times - 1):
                 return True
     return False
 
 
 def cut_repeats(
-    tokens: Sequence[int], kept: AbstractSet[int] = frozenset(), longest: int = 8, times: int = 3
+    tokens: Sequence[int], allowed: AbstractSet[int] = frozenset(), longest: int = 8, times: int = 3
 ) -> list[int]:
-    """The tokens with repetitions of a sequence cut to `times` in a row, except sequences of `kept` tokens.
+    """The tokens with repetitions of a sequence cut to `times` in a row, except sequences of `allowed` tokens.
 
-    >>> cut_repeats([5, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 6]), cut_repeats([7, 7, 7, 7, 7], kept={7})
+    >>> cut_repeats([5, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 6]), cut_repeats([7, 7, 7, 7, 7], allowed={7})
     ([5, 1, 2, 1, 2, 1, 2, 6], [7, 7, 7, 7, 7])
     """
     out: list[int] = []
@@ -109,17 +110,18 @@ def cut_repeats(
         out.append(token)
         for size in range(1, min(longest, len(out) // (times + 1)) + 1):
             unit = out[-size:]
-            if out[-size * (times + 1) :] == unit * (times + 1) and not kept >= set(unit):
+            if out[-size * (times + 1) :] == unit * (times + 1) and not allowed >= set(unit):
                 del out[-size:]
                 break
     return out
 
 
-def measure_han_share(texts: Sequence[str]) -> float:
-    """The share of characters in these texts that are Chinese or Japanese."""
+def are_chinese(texts: Sequence[str]) -> bool:
+    """Whether more than 3 in 10 characters of these texts are Chinese or Japanese."""
     text = "".join(texts)
-    return len(HAN.findall(text)) / max(1, len(text))
+    return len(HAN.findall(text)) / max(1, len(text)) > CHINESE_SHARE
 
 
-def _chunk(tokens: list[int], size: int) -> list[list[int]]:
+def chunk_tokens(tokens: list[int], size: int) -> list[list[int]]:
+    """The tokens in pieces of this size; the last may be shorter."""
     return [tokens[begin : begin + size] for begin in range(0, len(tokens), size)]

@@ -142,11 +142,6 @@ class Options(Section):
         """Whether several answers to each input are wanted, best first."""
         return False
 
-    @property
-    def json_only(self) -> str:
-        """The option that is set and has an effect on JSON output alone, if there is one."""
-        return ""
-
 
 def option(default: Any, description: str, *, flag: str | None = None, only: Sequence[str] = (), **limits: Any) -> Any:
     """A field of `Options`: its `flag` on the command line (None: its name), and the only commands that have it."""

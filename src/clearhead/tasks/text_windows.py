@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -12,10 +12,8 @@ from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.model import ModelConfig
+from clearhead.text import Tokenizer
 from clearhead.text.batches import Ragged, token_batches
-
-if TYPE_CHECKING:
-    from clearhead.text import Tokenizer
 
 READ_AT_ONCE = 4096  # tokens, where positions have no limit: attention takes time by the square of their number
 LONGEST_TEXT = 100_000  # characters that are read

@@ -5,27 +5,28 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from clearhead.decode import Hypothesis
 from clearhead.tasks.answerer import Scores
 from clearhead.tasks.metrics import translation_scores
-from clearhead.tasks.segmentation import count_sentences, measure_han_share, restore_full_width, split_text
+from clearhead.tasks.segmentation import are_chinese, count_sentences, restore_full_width, split_text
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, GeneratingAnswerer
-from clearhead.tasks.sequence_to_sequence.pair_objective import PairObjective
-from clearhead.tasks.sequence_to_sequence.pair_processor import PairProcessor, PairRecipe
 from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
-from clearhead.tasks.sequence_to_sequence.text_generation import TextGeneration, TextTracer
+from clearhead.tasks.sequence_to_sequence.text_to_text import (
+    PairObjective,
+    PairProcessor,
+    PairRecipe,
+    TextGeneration,
+    TextTracer,
+)
 from clearhead.tasks.settings import option
 from clearhead.tasks.task import Task
+from clearhead.text import Row
 
-if TYPE_CHECKING:
-    from clearhead.text import Row
-
-CHINESE = 0.3  # the share of Chinese characters from which on a target is Chinese
-NUMBERS_SHOWN = 60  # characters of a note on lost numbers
+LONGEST_LIST = 60  # characters of the lost numbers in a note
 
 
 class TranslationDecode(Decode):
@@ -52,20 +53,20 @@ class TranslationProcessor(PairProcessor[TranslationRecipe]):
 
     def adapt(self, rows: Sequence[Row], recipe: TranslationRecipe) -> None:
         if self.decode.bleu_tokenizer is None:
-            chinese = measure_han_share([row.values[1] for row in rows[:1000]]) > CHINESE
+            chinese = are_chinese([row.values[1] for row in rows[:1000]])
             self.decode = self.decode.model_copy(update={"bleu_tokenizer": "zh" if chinese else "13a"})
 
 
 class TranslationGeneration(TextGeneration[TranslationProcessor]):
     output_name = "translation"
 
-    def split(self, given: str) -> list[list[int]]:
+    def split(self, text: str) -> list[list[int]]:
         """The input's tokens: all, or split at sentences where they are too many."""
         source, decode = self.processor.source, self.processor.decode
-        tokens = source.encode(given)
-        if len(tokens) <= decode.part and count_sentences(given) <= decode.sentences:
+        tokens = source.encode(text)
+        if len(tokens) <= decode.part and count_sentences(text) <= decode.sentences:
             return [tokens] if tokens else []
-        return [part for part in split_text(source.normal(given), source.encode, decode.part) if part]
+        return [part for part in split_text(source.normal(text), source.encode, decode.part) if part]
 
     def decode_text(self, hypothesis: Hypothesis) -> str:
         text = super().decode_text(hypothesis)
@@ -76,9 +77,9 @@ class TranslationGeneration(TextGeneration[TranslationProcessor]):
         held = "(" if self.processor.decode.bleu_tokenizer == "zh" else ""
         return super().stable_text(text).removesuffix(held)
 
-    def input_notes(self, given: str, text: str) -> list[str]:
-        lost = ", ".join(find_lost_numbers(given, text))
-        shown = lost if len(lost) <= NUMBERS_SHOWN else f"{lost[:NUMBERS_SHOWN]}…"
+    def input_notes(self, text: str, answer: str) -> list[str]:
+        lost = ", ".join(find_lost_numbers(text, answer))
+        shown = lost if len(lost) <= LONGEST_LIST else f"{lost[:LONGEST_LIST]}…"
         return [f"numbers of the text are missing in the translation: {shown}"] if lost else []
 
 

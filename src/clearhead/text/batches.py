@@ -78,11 +78,7 @@ class Ragged:
 
     @classmethod
     def from_flat(cls, flat: Int[Tensor, " tokens"], lengths: Int[Tensor, " rows"]) -> Ragged:
-        """The sequences that lie one after the other in a flat tensor, on its device.
-
-        >>> Ragged.from_flat(torch.tensor([5, 6, 7]), torch.tensor([1, 2])).pad(torch.tensor([1]), size=2, fill=0)
-        (tensor([[6, 7]]), tensor([2]))
-        """
+        """The sequences that lie one after the other in a flat tensor, on its device."""
         made = cls([])
         made.flat = torch.cat([flat, flat.new_zeros(1)])  # one more element, as in __init__
         made.lengths, made.starts = lengths, lengths.cumsum(0) - lengths

@@ -51,14 +51,7 @@ class Report:
         self._remember(row, reason)
 
     def add_flaw(self, row: Row, flaw: Flaw, count: int = 1) -> None:
-        """Counts what was wrong in a row that is used all the same.
-
-        >>> report = Report()
-        >>> report.keep()
-        >>> report.add_flaw(Row(("",), "data/train.conll", 9), Flaw("tag out of sequence", "tags out of sequence"), 2)
-        >>> print(report)
-        kept 1 of 1; flaws: 2 tags out of sequence (train.conll:9)
-        """
+        """Counts what was wrong in a row that is used all the same: "2 tags out of sequence (train.conll:9)"."""
         self.flaws[flaw] += count
         self._remember(row, flaw.plural)
 

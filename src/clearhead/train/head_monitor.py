@@ -98,15 +98,23 @@ def measure_heads(model: Model, forward: Callable[[], Any]) -> dict[str, HeadSta
     with ExitStack() as stack:
         for name, attention in attentions.items():
             stack.callback(setattr, attention, "observer", attention.observer)
-            attention.observer = partial(_observe, states, name, attention)
+            attention.observer = partial(_observe, states, name, attention, attention.observer)
         # Eager: the layers are compiled for training, without observers.
         with torch.compiler.set_stance("force_eager"):
             forward()
     return {name: states[name] for name in attentions}
 
 
-def _observe(states: dict[str, HeadState], name: str, attention: MultiHeadAttention, seen: Seen) -> None:
-    """Adds the state of one attention."""
+def _observe(
+    states: dict[str, HeadState],
+    name: str,
+    attention: MultiHeadAttention,
+    outer: Callable[[Seen], None] | None,
+    seen: Seen,
+) -> None:
+    """Adds the state of one attention; an observer that was there before still gets the call."""
+    if outer is not None:
+        outer(seen)
     q, k, v, mask, *_ = seen
     options: Any = {"scale": seen.scale, "bias": seen.bias, "softcap": seen.softcap, "sinks": seen.sinks}
     measures = measure(q, k, mask, **options, pixels=0, top=0, logsumexp=seen.logsumexp)

@@ -52,8 +52,7 @@ def head_roles(
     Induction and duplicates are measured on random tokens that are repeated, drawn with `seed` from the `vocabulary`
     (how many numbers there are, or which; of an encoder-decoder perhaps a pair): the model's own, where it says so.
 
-    Attention over another text has no neighbours: only `first`, `delimiter` and `broad` are measured. How well
-    heads of a translator align words is measured by `clearhead.tasks.alignment.score_heads`.
+    Attention over another text has no neighbours: only `first`, `delimiter` and `broad` are measured.
     """
     if inputs is None and run is None:
         raise LensError(f"head_roles needs inputs (token ids), or {RUN}")

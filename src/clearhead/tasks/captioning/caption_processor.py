@@ -1,31 +1,168 @@
-"""The stored part of captioning: tokenizer, size of pictures, settings of decoding; rows become patches and tokens."""
+"""The stored part of captioning: its recipe, inputs, tokenizer, size of pictures; rows become patches and tokens."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from clearhead.errors import CheckpointError, ConfigError, DataError
-from clearhead.images import Preprocessing
+from clearhead.errors import DataError
+from clearhead.images import Augmentation, Preprocessing, convert_image
+from clearhead.images.preprocessing import LARGEST_SIDE, Share
+from clearhead.images.scenes import make_pairs
 from clearhead.model import ModelConfig, Patches, PictureToText
 from clearhead.storage import check_format, read_json, write_json
-from clearhead.tasks.captioning.caption_examples import CaptionExamples, Captions
-from clearhead.tasks.captioning.caption_settings import CaptionDecode, CaptionRecipe
-from clearhead.tasks.captioning.picture_inputs import PictureInputs
-from clearhead.tasks.processor import Columns, Files
+from clearhead.tasks.file_inputs import FileInputs
+from clearhead.tasks.media import PictureInput
+from clearhead.tasks.pretrained import Pretrained
+from clearhead.tasks.processor import Columns, Examples, Files
 from clearhead.tasks.sequence_to_sequence.generation import GeneratingProcessor
-from clearhead.tasks.settings import validate
-
-if TYPE_CHECKING:
-    from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Row, Tokenizer
+from clearhead.tasks.sequence_to_sequence.search import LimitedDecode
+from clearhead.tasks.sequence_to_sequence.text_to_text import Loss, shift_targets
+from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, validate
+from clearhead.text import Report, Row, Tokenizer
+from clearhead.text.batches import Batch, Ragged
 
 PREPROCESSING, FORMAT = "preprocessing.json", 1
+
+
+class CaptionData(Data):
+    """`[data]` of captions: tables of paths and texts, or folders."""
+
+    longest: int = Field(64, ge=1)  # tokens of a caption; longer rows are dropped from training, and the report says so
+
+
+class CaptionText(Text):
+    """`[text]` of captions."""
+
+    vocabulary: int = Field(2000, ge=300)
+
+
+class Picture(Section):
+    """`[picture]`: the size that pictures are brought to, and the patches that they are cut into."""
+
+    height: int = Field(64, ge=1, le=LARGEST_SIDE)  # pixels
+    width: int = Field(64, ge=1, le=LARGEST_SIDE)
+    patch: int = Field(8, ge=1)  # pixels along a patch's side
+    # Pictures of other proportions: "pad" fills with the background, "crop" keeps the middle, "stretch" distorts.
+    resize: Literal["pad", "crop", "stretch"] = "pad"
+    background: list[Share] = Field([1.0, 1.0, 1.0], min_length=3, max_length=3)  # red, green, blue, from 0 to 1
+
+    @model_validator(mode="after")
+    def _check_grid(self) -> Picture:
+        for name in ("height", "width"):
+            if getattr(self, name) % self.patch:
+                raise ValueError(f"{name} = {getattr(self, name)} is no multiple of patch = {self.patch}")
+        return self
+
+
+class PictureChanges(Section, Augmentation):
+    """`[augmentation]`: random changes of training pictures, which differ each time; 0 switches one off."""
+
+
+class CaptionRecipe(TaskRecipe):
+    data: CaptionData
+    text: CaptionText = CaptionText()
+    picture: Picture = Picture()
+    augmentation: PictureChanges = PictureChanges()
+    loss: Loss = Loss()
+    decode: LimitedDecode = LimitedDecode()
+
+
+class PictureInputs(FileInputs):
+    """Pictures as bytes (3, height, width), resized as the preprocessing says."""
+
+    kind = "picture"
+    suffixes = (".png", ".jpg", ".jpeg", ".webp", ".gif")
+    generators = MappingProxyType(
+        {"pairs": lambda part, count: (scene[:2] for scene in make_pairs(part, count or 1000))}
+    )
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        self.preprocessing = preprocessing
+
+    def load_file(self, path: Path) -> UInt8[Tensor, "3 height width"]:
+        return _to_bytes(self.preprocessing.read(path))
+
+    def load_value(self, value: Any) -> UInt8[Tensor, "3 height width"]:
+        """A picture in memory: bytes (height, width, 3), a PIL image, or what a trace kept of one."""
+        if isinstance(value, PictureInput):
+            value = value.pixels
+        elif hasattr(value, "getexif"):
+            picture = convert_image(value, "the PIL image", background=self.preprocessing.background)
+            return _to_bytes(self.preprocessing.resize_picture(picture))
+        if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3:
+            got = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"{value!r:.60}"
+            raise DataError(f"a picture is a path, a PIL image or an array of bytes (height, width, 3), got {got}")
+        if not value.size:
+            raise DataError(f"a picture needs at least one pixel, got {value.shape}")
+        picture = torch.from_numpy(value.copy()).permute(2, 0, 1).float() / 255
+        return _to_bytes(self.preprocessing.resize_picture(picture))
+
+    def save_file(self, content: UInt8[Tensor, "3 height width"], path: Path) -> None:
+        from PIL import Image
+
+        Image.fromarray(content.permute(1, 2, 0).contiguous().numpy()).save(path)
+
+
+def _to_bytes(picture: Float[Tensor, "3 height width"]) -> UInt8[Tensor, "3 height width"]:
+    return (picture * 255).round().to(torch.uint8)
+
+
+class Captions(NamedTuple):
+    """A batch: normalised pictures, the decoder's input tokens, and the tokens that it should predict."""
+
+    pictures: Float[Tensor, "batch 3 height width"]
+    target: Int[Tensor, "batch tokens"]
+    labels: Int[Tensor, "batch tokens"]
+
+
+class CaptionExamples(Examples[Captions]):
+    """Pictures, decoded once and kept as bytes, with their captions as tokens.
+
+    With an `augmentation`, `collate` changes pictures by PyTorch's random numbers, which a run seeds before each step.
+    """
+
+    def __init__(
+        self,
+        pictures: UInt8[Tensor, "examples 3 height width"],
+        targets: list[list[int]],
+        rows: Sequence[Row],
+        *,
+        patches: int,
+        pad: int,
+        preprocessing: Preprocessing,
+        augmentation: PictureChanges | None = None,
+    ) -> None:
+        self.pictures, self.target, self.rows, self.pad = pictures, Ragged(targets), rows, pad
+        self.preprocessing, self.augmentation = preprocessing, augmentation
+        self.counts = self.target.lengths.numpy() - 1  # every word but the start is predicted
+        self.lengths = np.stack([np.full(len(rows), patches), self.counts], axis=1)
+
+    def to(self, device: torch.device) -> CaptionExamples:
+        self.pictures = self.pictures.to(device)
+        self.target.to(device)
+        return self
+
+    def collate(self, batch: Batch) -> Captions:
+        rows = torch.from_numpy(batch.examples).to(self.pictures.device, non_blocking=True)
+        pictures = self.pictures[rows].float() / 255
+        if self.augmentation is not None:
+            pictures = self.augmentation(pictures, torch.default_generator, self.preprocessing.background)
+        targets = shift_targets(self.target, rows, batch.sizes[1], self.pad)
+        return Captions(self.preprocessing.normalise(pictures), *targets)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self.pictures.cpu().numpy().tobytes()).hexdigest()
+        return f"{digest} {self.target.fingerprint()}"
 
 
 class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
@@ -34,10 +171,11 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
     columns = ("image", "text")
     metric = "chrf"
     inputs: PictureInputs
-    decode: CaptionDecode
+    decode: LimitedDecode
+    decode_section = LimitedDecode
 
     def __init__(
-        self, target: Tokenizer, config: ModelConfig, preprocessing: Preprocessing, decode: CaptionDecode
+        self, target: Tokenizer, config: ModelConfig, preprocessing: Preprocessing, decode: LimitedDecode
     ) -> None:
         self.target, self.config, self.preprocessing, self.decode = target, config, preprocessing, decode
         self.tokenizer = target
@@ -55,34 +193,26 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
         target = recipe.text.make_tokenizer(texts, start)
         config = cls.make_config(recipe, start, vocabulary=target.size)
         preprocessing = Preprocessing(**recipe.picture.model_dump(exclude={"patch"}))
-        decode = recipe.decode
-        if decode.longest is None:
-            lengths = [len(tokens) for tokens in target.encode_all(texts)]
-            longest = max((length for length in lengths if length <= recipe.data.longest), default=1)
-            decode = decode.model_copy(update={"longest": max(longest, 1)})
-        return cls(target, config, preprocessing, decode)
-
-    def configure(self, recipe: CaptionRecipe) -> None:
-        """The recipe's settings of decoding; without a `longest` there, that of the training data stays."""
-        longest = self.decode.longest if recipe.decode.longest is None else recipe.decode.longest
-        self.decode = recipe.decode.model_copy(update={"longest": longest})
+        processor = cls(target, config, preprocessing, recipe.decode)
+        processor.limit_outputs(texts, recipe.data.longest)
+        return processor
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: CaptionRecipe | None = None) -> CaptionExamples:
         loaded = self.inputs.keep_readable(rows, report)
         targets = self.target.encode_all([str(row.values[1]) for row in loaded])
-        used = []
-        for place, (row, target) in enumerate(zip(loaded, targets, strict=True)):
+        used: list[tuple[Row, list[int]]] = []
+        for row, target in zip(loaded, targets, strict=True):
             if recipe is not None and len(target) > recipe.data.longest:
                 report.drop(row, f"longer than {recipe.data.longest} tokens")
             else:
                 report.keep()
-                used.append(place)
+                used.append((row, [self.target.start, *target, self.target.end]))
         if not used:
             raise DataError(f"no picture is left to use: {report}")
         return CaptionExamples(
-            torch.stack([loaded[place].values[0].content for place in used]),
-            [[self.target.start, *targets[place], self.target.end] for place in used],
-            [loaded[place] for place in used],
+            torch.stack([row.values[0].content for row, _ in used]),
+            [target for _, target in used],
+            [row for row, _ in used],
             patches=self.patches,
             pad=self.target.pad,
             preprocessing=self.preprocessing,
@@ -124,39 +254,14 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
 
     # Model folder
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return self.decode.model_dump()
-
     def save(self, folder: Path) -> None:
-        self.target.save(folder)
+        super().save(folder)
         write_json(folder / PREPROCESSING, {"format": FORMAT, **self.preprocessing.model_dump()})
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> CaptionProcessor:
-        from clearhead.text import Tokenizer
-
-        try:
-            decode = validate(CaptionDecode, settings)
-        except ConfigError as error:
-            raise CheckpointError(f"the settings of {folder} are invalid: decode.{error}") from None
-        target, preprocessing = Tokenizer.load(folder), read_preprocessing(folder / PREPROCESSING)
-        if (grid := config.patches) is None:
-            raise CheckpointError(f"{folder} holds a model that takes no pictures; copy the folder again")
-        height, width = grid.rows * grid.size, grid.columns * grid.size
-        if (preprocessing.height, preprocessing.width, target.size) != (height, width, config.vocabulary):
-            raise CheckpointError(
-                f"{folder} has pictures of {preprocessing.height} × {preprocessing.width} pixels and {target.size} "
-                f"tokens, but its model takes {height} × {width} and {config.vocabulary}; copy the folder again"
-            )
-        return cls(target, config, preprocessing, decode)
-
-
-def read_preprocessing(path: Path) -> Preprocessing:
-    """The settings of pictures in a model folder; CheckpointError if they are damaged."""
-    values = read_json(path)
-    check_format(path, values.pop("format", None), FORMAT)
-    try:
-        return validate(Preprocessing, values, str(path))
-    except ConfigError as error:
-        raise CheckpointError(str(error)) from None
+        path = folder / PREPROCESSING
+        values = read_json(path)
+        check_format(path, values.pop("format", None), FORMAT)
+        preprocessing = validate(Preprocessing, values, str(path))
+        return cls(Tokenizer.load(folder), config, preprocessing, cls.read_decode(folder, settings))

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.decode import Writer, distribution
+from clearhead.decode import Writer
+from clearhead.decode.sampling import SamplingOptions, draw_tokens
 from clearhead.model import Decoder
 from clearhead.model.small_passes import lock_steps, pass_lock
 from clearhead.tasks.answerer import Prediction
-from clearhead.tasks.language_model.language_settings import LanguageDecode
+from clearhead.tasks.language_model.language_processor import LanguageDecode
 from clearhead.tasks.losses import check_finite
-
-if TYPE_CHECKING:
-    from clearhead.text import Tokenizer
+from clearhead.text import Tokenizer
 
 TAIL = 8  # tokens of the prompt that are decoded together with the first that are written: spaces depend on them
 BROKEN = "\ufffd"  # stands for bytes that are no character, or not yet a whole one
@@ -58,9 +57,6 @@ class WrittenText:
         self._before = writing.tokenizer.decode(self.tokens[-TAIL:])
         seed = np.random.SeedSequence([writing.seed, number]).generate_state(1, np.uint64)[0] >> np.uint64(1)
         self._generator = torch.Generator().manual_seed(int(seed))
-        self._followers: dict[tuple[int, ...], set[int]] = {}  # of each run of no_repeat_ngram − 1 tokens
-        for end in range(1, len(self.tokens) + 1):
-            self._remember(end)
 
     def draw(self) -> Tensor:
         """The random number in [0, 1) that chooses the next token."""
@@ -82,7 +78,6 @@ class WrittenText:
             self.finish = "end"
         else:
             self.tokens.append(token)
-            self._remember(len(self.tokens))
             if self.written >= self.writing.decode.longest:
                 self.finish = "length"
 
@@ -90,9 +85,9 @@ class WrittenText:
         """Decodes what has been written; a stop text in it ends the text before it."""
         tail = self.tokens[max(0, self.prompt - TAIL) :]
         self.text = self.writing.tokenizer.decode(tail)[len(self._before) :]
-        found = [place for stop in self.writing.stops if (place := self.text.find(stop)) >= 0]
-        if found:
-            self.text, self.finish = self.text[: min(found)], "stop"
+        begins = [self.text.find(stop) for stop in self.writing.stops if stop in self.text]
+        if begins:
+            self.text, self.finish = self.text[: min(begins)], "stop"
         self.stable = self.text
         if self.finish is None:
             self.stable = hold_back(self.text.rstrip(BROKEN), self.writing.stops)
@@ -100,19 +95,15 @@ class WrittenText:
     def forbidden(self) -> list[int]:
         """Tokens that would repeat a run of `no_repeat_ngram` tokens."""
         size = self.writing.decode.no_repeat_ngram
-        if not 0 < size <= len(self.tokens) + 1:
+        tail = self.tokens[len(self.tokens) - size + 1 :]
+        if not 0 < size <= len(self.tokens):
             return []
-        return list(self._followers.get(tuple(self.tokens[len(self.tokens) - size + 1 :]), ()))
-
-    def _remember(self, end: int) -> None:
-        size = self.writing.decode.no_repeat_ngram
-        if 0 < size <= end:
-            *before, last = self.tokens[end - size : end]
-            self._followers.setdefault(tuple(before), set()).add(last)
+        runs = (self.tokens[begin : begin + size] for begin in range(len(self.tokens) - size + 1))
+        return [run[-1] for run in runs if run[:-1] == tail]
 
 
 def window_begin(tokens: int, context: int) -> int:
-    """Where the model begins to read a text of so many tokens: it moves on by half a context at a time.
+    """Where the model begins to read a text of this number of tokens: it moves on by half a context at a time.
 
     >>> [window_begin(tokens, context=8) for tokens in (8, 9, 12, 13)]
     [0, 4, 4, 8]
@@ -146,26 +137,24 @@ def write_texts(model: Decoder, texts: Sequence[WrittenText], *, stream: bool = 
 def _write_steps(model: Decoder, texts: Sequence[WrittenText], stream: bool) -> Iterator[None]:
     active = list(texts)
     while active:
-        windows = [one.window for one in active]
-        writer = Writer.continuing(model, [one.tokens[one.window :] for one in active])
+        windows = [text.window for text in active]
+        writer = Writer.continuing(model, [text.tokens[text.window :] for text in active])
         logits = writer.begin(None)
         while True:
             tokens = _choose_tokens(logits, active)
-            for one, token in zip(active, tokens.tolist(), strict=True):
-                one.append(token)
-                if stream or one.writing.stops or one.finish:
-                    one.update_text()
+            for text, token in zip(active, tokens.tolist(), strict=True):
+                text.append(token)
+                if stream or text.writing.stops or text.finish:
+                    text.update_text()
             yield
-            kept = [place for place, one in enumerate(active) if one.finish is None]
-            moved = any(active[place].window != windows[place] for place in kept)
-            if len(kept) < len(active):
-                active, windows = [active[place] for place in kept], [windows[place] for place in kept]
-            if not active or moved:
+            unfinished = [row for row, text in enumerate(active) if text.finish is None]
+            active, windows = [active[row] for row in unfinished], [windows[row] for row in unfinished]
+            if not active or windows != [text.window for text in active]:
                 break
-            if len(kept) < len(tokens):
-                places = torch.tensor(kept, device=tokens.device)
-                writer.select_beams(places[:, None], places)
-                tokens = tokens[places]
+            if len(active) < len(tokens):
+                rows = torch.tensor(unfinished, device=tokens.device)
+                writer.select_beams(rows[:, None], rows)
+                tokens = tokens[rows]
             logits = writer.advance(tokens)
 
 
@@ -175,21 +164,18 @@ def _choose_tokens(logits: Tensor, texts: Sequence[WrittenText]) -> Tensor:
     writing = texts[0].writing
     decode, tokenizer = writing.decode, writing.tokenizer
     check_finite(logits)
-    for row, one in zip(logits, texts, strict=True):
+    for row, text in zip(logits, texts, strict=True):
         if decode.repetition_penalty != 1:
-            _penalise(row, one.tokens, decode.repetition_penalty)
-        if banned := one.forbidden():
+            _penalise(row, text.tokens, decode.repetition_penalty)
+        if banned := text.forbidden():
             row[banned] = -torch.inf
     never = [token for token in (tokenizer.pad, tokenizer.start) if token != tokenizer.end]
     logits[:, [*never, *range(tokenizer.size, logits.shape[1])]] = -torch.inf
     if decode.temperature == 0:
         return logits.argmax(-1)
-    cuts = {"top_k": decode.top_k, "top_p": decode.top_p, "min_p": decode.min_p}
-    sums = distribution(logits.double(), temperature=decode.temperature, **cuts).cumsum(-1)  # type: ignore[arg-type]
-    total = sums[:, -1:]
-    drawn = torch.stack([one.draw() for one in texts]).to(logits.device)[:, None] * total
-    below = total.nextafter(torch.zeros_like(total))  # else rounding might reach past the last token
-    return torch.searchsorted(sums, torch.minimum(drawn, below), right=True)[:, 0]
+    chances = torch.stack([text.draw() for text in texts]).to(logits.device)
+    options = SamplingOptions(decode.temperature, decode.top_k, decode.top_p, decode.min_p)
+    return draw_tokens(logits, chances, options)
 
 
 def _penalise(logits: Tensor, tokens: Sequence[int], penalty: float) -> None:

@@ -1,31 +1,147 @@
-"""The stored parts of tasks that learn from documents alone, and of a language model among them."""
+"""Language models: the recipe, options of the commands, and stored parts; documents become packed rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
 
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import Decoder, ModelConfig
-from clearhead.tasks.language_model.language_settings import LanguageDecode, LanguageModelRecipe
-from clearhead.tasks.language_model.packed_examples import PackedExamples
-from clearhead.tasks.processor import BatchT, Columns, Files, Processor
+from clearhead.tasks.pretrained import Pretrained
+from clearhead.tasks.processor import BatchT, Columns, Examples, Files, Processor
 from clearhead.tasks.segmentation import join_texts
-from clearhead.tasks.settings import validate
+from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option, validate
+from clearhead.text import Report, Row, Tokenizer
+from clearhead.text.batches import Batch
 from clearhead.text.documents import read_documents
 from clearhead.text.packed_documents import PackedDocuments, PackedRows
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Row, Tokenizer
 
 EMPTY = "empty"
 DOCUMENT_STARTS = 0.05  # share of rows that begin a document, from which on a prompt is read as the beginning of one
 ESTIMATED_DOCUMENTS = 200  # documents from which that share is estimated
+WRITE = ("predict", "look")
+CUTS = ("top_k", "top_p", "min_p")
+
+
+class DocumentData(Data):
+    """`[data]`: documents, and how many tokens of one the model sees at once."""
+
+    longest: int = Field(256, ge=2)  # tokens of a row, the context; longer documents are cut into several rows
+    documents: Literal["file", "lines", "paragraphs"] = "file"  # what of a .txt file is one document
+
+    @property
+    def document_kind(self) -> str:
+        return self.documents
+
+
+class DocumentText(Text):
+    """`[text]`: how documents become tokens, and prompts the beginnings of documents."""
+
+    exact: bool = True  # texts stay as they are, line breaks and spaces included; false: normalised as in other tasks
+    prompt_end: str = ""  # appended to every prompt, such as the line break after a title
+
+    @property
+    def keeps_layout(self) -> bool:
+        return self.exact
+
+
+class LanguageDecode(Section):
+    """`[decode]`: the finished model's defaults for writing."""
+
+    learned = False
+
+    temperature: float = Field(0.8, ge=0)  # of sampling; 0: the most probable token at every step
+    top_k: int | None = Field(None, ge=1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    no_repeat_ngram: int = Field(0, ge=0)  # no run of so many tokens comes twice; 0: any may
+    repetition_penalty: float = Field(1.0, gt=0)  # above 1, tokens that came before become less probable
+    longest: int = Field(256, ge=1)  # tokens that are written
+
+
+class LanguageModelRecipe(TaskRecipe):
+    data: DocumentData
+    text: DocumentText = DocumentText()
+    decode: LanguageDecode = LanguageDecode()
+
+
+class LanguageOptions(Options):
+    """Options of writing and scoring; None: as the recipe's `[decode]` says."""
+
+    temperature: float | None = option(None, "Sampling temperature; 0: no sampling.", only=WRITE, ge=0)
+    top_k: int | None = option(None, "Sample from the k most probable tokens.", only=WRITE, ge=1)
+    top_p: float | None = option(
+        None, "Sample from the top tokens with this total probability.", only=WRITE, gt=0, le=1
+    )
+    min_p: float | None = option(
+        None, "Sample from tokens with at least this share of the top probability.", only=WRITE, ge=0, le=1
+    )
+    no_repeat_ngram: int | None = option(
+        None, "No run of so many tokens comes twice, the prompt's included; 0: any may.", only=WRITE, ge=0
+    )
+    repetition_penalty: float | None = option(
+        None, "Above 1, tokens that came before become less probable (1.2 is much).", only=WRITE, gt=0
+    )
+    seed: int = option(0, "Random seed for sampling.", only=WRITE, ge=0)
+    longest: int | None = option(None, "Maximum tokens per answer or part, end token included.", only=WRITE, ge=1)
+    stop: list[str] = option([], "Stop before this text; may be given several times.", only=WRITE)
+    stride: int | None = option(
+        None, "Tokens by which the window moves on (default: half the context).", only=("evaluate",), ge=1
+    )
+
+    def fill(self, decode: LanguageDecode) -> LanguageDecode:
+        """The settings of writing: these options, and the model's own where an option is not given."""
+        changes = {name: getattr(self, name) for name in LanguageDecode.model_fields}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        if self.temperature == 0 and (named := [name for name in CUTS if name in changes]):
+            raise ConfigError(
+                f"{', '.join(named)}: no effect without sampling (temperature 0); set a temperature, such as 1"
+            )
+        if "" in self.stop:
+            raise ConfigError("stop: an empty text would stop at once; give a text, or leave it out")
+        return decode.model_copy(update=changes)
+
+
 DocumentRecipeT = TypeVar("DocumentRecipeT", bound=LanguageModelRecipe)
+
+
+class PackedExamples(Examples[PackedRows]):
+    """Packed rows, all equally long; `rows` are the documents."""
+
+    def __init__(self, packed: PackedDocuments, rows: Sequence[Row]) -> None:
+        self.packed, self.rows, self.epoch = packed, rows, 0
+        self.lengths = np.full((packed.rows, 1), packed.context, dtype=np.int64)
+        self.counts = packed.counts
+
+    def collate(self, batch: Batch) -> PackedRows:
+        return self.packed.gather(torch.from_numpy(batch.examples))
+
+    def draw_cuts(self, epoch: int) -> None:
+        """Cuts long documents at the places of this epoch."""
+        self.packed.draw_cuts(epoch)
+        self.epoch, self.counts = epoch, self.packed.counts
+
+    def to(self, device: torch.device) -> PackedExamples:
+        self.packed.to(device)
+        return self
+
+    def fingerprint(self) -> str:
+        return self.packed.fingerprint()
+
+    def state(self) -> dict[str, Tensor]:
+        return {"epoch": torch.tensor(self.epoch)}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.draw_cuts(int(state["epoch"]))
+
+    def where(self, example: int) -> str:
+        return self.rows[self.packed.first_document(example)].where
 
 
 class DocumentProcessor(Processor[DocumentRecipeT, BatchT]):
@@ -65,11 +181,13 @@ class LanguageProcessor(DocumentProcessor[LanguageModelRecipe, PackedRows]):
 
     @property
     def settings(self) -> dict[str, Any]:
-        own = ("context", "documents", "prompt_end", "prompt_start")
-        return {**{name: getattr(self, name) for name in own}, "decode": self.decode.model_dump()}
+        names = ("context", "documents", "prompt_end", "prompt_start")
+        return {**{name: getattr(self, name) for name in names}, "decode": self.decode.model_dump()}
 
     @classmethod
-    def prepare(cls, rows: Sequence[Row], recipe: LanguageModelRecipe, start: Pretrained | None = None) -> Self:
+    def prepare(
+        cls, rows: Sequence[Row], recipe: LanguageModelRecipe, start: Pretrained | None = None
+    ) -> LanguageProcessor:
         tokenizer = recipe.text.make_tokenizer((row.values[0] for row in rows), start)
         config = cls.make_config(recipe, start, vocabulary=tokenizer.size)
         processor = cls(tokenizer, config, context=recipe.data.longest, documents=recipe.data.documents)
@@ -135,15 +253,9 @@ class LanguageProcessor(DocumentProcessor[LanguageModelRecipe, PackedRows]):
         self.tokenizer.save(folder)
 
     @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
-        from clearhead.text import Tokenizer
-
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> LanguageProcessor:
         tokenizer, values = Tokenizer.load(folder), dict(settings)
-        if tokenizer.size > config.vocabulary:
-            raise CheckpointError(
-                f"the tokenizer of {folder} has {tokenizer.size} tokens, but its model {config.vocabulary}; "
-                "copy the folder again"
-            )
+        values.pop("objective", None)  # of pre-training
         try:
             decode = validate(LanguageDecode, values.pop("decode", {}))
             return cls(tokenizer, config, decode=decode, **values)

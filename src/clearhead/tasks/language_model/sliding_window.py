@@ -10,12 +10,14 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from clearhead.errors import DataError
 from clearhead.model import Decoder
 from clearhead.tasks.answerer import Prediction, Scores
 from clearhead.tasks.losses import UNCOUNTED, check_finite
 from clearhead.text.batches import Ragged, token_batches
 
-TOKENS, GPU_TOKENS = 4096, 65_536  # of a batch, pads included
+CPU_BATCH_TOKENS = 4096  # pads included
+GPU_BATCH_TOKENS = 65_536
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Window(NamedTuple):
 
 
 def slide_windows(predictions: Sequence[int], context: int, stride: int) -> list[Window]:
-    """Windows of at most `context` tokens over documents with so many predictions, each of which counts once.
+    """Windows of at most `context` tokens over documents with these numbers of predictions; each counts once.
 
     The window moves on by `stride`: after the first one, a token is predicted from context − stride tokens at least.
 
@@ -62,17 +64,12 @@ def score_documents(
     windows = slide_windows([len(document) - 1 for document in documents], context, stride)
     device = model.vocabulary.words.weight.device
     sums = torch.zeros(len(documents), dtype=torch.float64, device=device)
-    budget = TOKENS if device.type == "cpu" else GPU_TOKENS
-    for places in token_batches([one.end - one.begin for one in windows], budget):
-        some = [windows[place] for place in places]
-        reads = Ragged([documents[one.document][one.begin : one.end] for one in some])
-        wanted = Ragged(
-            [
-                [UNCOUNTED] * (one.counted - one.begin) + list(documents[one.document][one.counted + 1 : one.end + 1])
-                for one in some
-            ]
-        )
-        rows, size = torch.arange(len(some)), int(reads.lengths.max())
+    budget = CPU_BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
+    for members in token_batches([window.end - window.begin for window in windows], budget):
+        batch = [windows[member] for member in members]
+        reads = Ragged([documents[window.document][window.begin : window.end] for window in batch])
+        wanted = Ragged([_wanted_tokens(window, documents[window.document]) for window in batch])
+        rows, size = torch.arange(len(batch)), int(reads.lengths.max())
         tokens, labels = reads.pad(rows, size, pad)[0], wanted.pad(rows, size, UNCOUNTED)[0]
         # Pads come last, so causality hides them from every token.
         logits = model.logits(model(tokens.to(device)))
@@ -80,13 +77,18 @@ def score_documents(
         losses = F.cross_entropy(
             logits.flatten(0, 1), labels.to(device).flatten(), ignore_index=UNCOUNTED, reduction="none"
         )
-        numbers = torch.tensor([one.document for one in some], device=device)
-        sums.index_add_(0, numbers, losses.double().view(len(some), size).sum(1))
+        numbers = torch.tensor([window.document for window in batch], device=device)
+        sums.index_add_(0, numbers, losses.double().view(len(batch), size).sum(1))
     check_finite(sums)
     return [
         DocumentLoss("", nats=nats, tokens=len(document) - 1)
         for nats, document in zip(sums.tolist(), documents, strict=True)
     ]
+
+
+def _wanted_tokens(window: Window, document: Sequence[int]) -> list[int]:
+    """The token after each of a window's tokens; UNCOUNTED for those that are only context."""
+    return [UNCOUNTED] * (window.counted - window.begin) + list(document[window.counted + 1 : window.end + 1])
 
 
 def score_losses(losses: Sequence[DocumentLoss], size: int) -> Scores:
@@ -95,7 +97,9 @@ def score_losses(losses: Sequence[DocumentLoss], size: int) -> Scores:
     >>> score_losses([DocumentLoss("", nats=8 * math.log(2), tokens=4)], 16)
     {'loss': 1.3863, 'perplexity': 4.0, 'bits_per_byte': 0.5}
     """
-    nats, tokens = sum(one.nats for one in losses), sum(one.tokens for one in losses)
+    if not losses:
+        raise DataError("there are no rows to score")
+    nats, tokens = sum(loss.nats for loss in losses), sum(loss.tokens for loss in losses)
     loss = nats / tokens
     return {
         "loss": round(loss, 4),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.errors import DataError
+from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.pieces import encode_words
-
-if TYPE_CHECKING:
-    from clearhead.text import Report, Row, Tokenizer
 
 INSIDE, BEGINS, SPECIAL = 0, 1, 2  # roles of tokens: inside a word, its first, or start or end of the text
 SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "...", "…")

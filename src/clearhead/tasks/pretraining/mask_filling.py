@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,14 +13,13 @@ from clearhead.errors import DataError
 from clearhead.model import Encoder
 from clearhead.tasks.answerer import Prediction
 from clearhead.tasks.losses import check_finite
-from clearhead.text.batches import Ragged, token_batches
-
-if TYPE_CHECKING:
-    from clearhead.text import Tokenizer
+from clearhead.tasks.text_windows import pad_sequences
+from clearhead.text import Tokenizer
+from clearhead.text.batches import token_batches
 
 MASK = "<mask>"  # what a user writes
 CANDIDATES = 5  # of each mask, at least
-TOKENS = 8192  # of a batch, pads included
+BATCH_TOKENS = 8192  # pads included
 
 
 class Candidate(NamedTuple):
@@ -38,7 +37,7 @@ class FilledText(Prediction):
     alternatives: Sequence[tuple[str, float]] = ()  # whole texts, where there is one mask
 
     def to_json(self) -> dict[str, Any]:
-        masks = [[{"text": text, "score": score} for text, score in one] for one in self.candidates]
+        masks = [[{"text": text, "score": score} for text, score in candidates] for candidates in self.candidates]
         return {"output": self.text, "masks": masks, "notes": list(self.notes)}
 
     def ranking(self) -> list[tuple[str, float | None]]:
@@ -87,28 +86,25 @@ def fill_masks(
         for text in texts
     ]
     check_length(max(map(len, tokens), default=0), limit)
-    ranked: list[dict[int, list[tuple[int, float]]]] = [{} for _ in texts]  # tokens and probabilities by place
-    while unfinished := [number for number, one in enumerate(tokens) if mask in one]:
-        for batch in token_batches([len(tokens[number]) for number in unfinished], TOKENS, most):
-            numbers = [unfinished[place] for place in batch]
+    ranked: list[dict[int, list[tuple[int, float]]]] = [{} for _ in texts]  # tokens and probabilities by position
+    while unfinished := [number for number, text in enumerate(tokens) if mask in text]:
+        for batch in token_batches([len(tokens[number]) for number in unfinished], BATCH_TOKENS, most):
+            numbers = [unfinished[row] for row in batch]
             rows = [tokens[number] for number in numbers]
-            for number, found in zip(numbers, _rank_tokens(model, tokenizer, rows, mask, best), strict=True):
-                place = max(found, key=lambda place: found[place][0][1])
-                ranked[number][place] = found[place]
-                tokens[number][place] = found[place][0][0]
-    return [
-        _describe(tokenizer, text, [found[place] for place in sorted(found)], best)
-        for text, found in zip(texts, ranked, strict=True)
-    ]
+            for number, masks in zip(numbers, _rank_tokens(model, tokenizer, rows, mask, best), strict=True):
+                position, candidates = max(masks.items(), key=lambda item: item[1][0][1])  # the surest
+                ranked[number][position] = candidates
+                tokens[number][position] = candidates[0][0]
+    both = zip(texts, ranked, strict=True)
+    return [_describe(tokenizer, text, [masks[position] for position in sorted(masks)], best) for text, masks in both]
 
 
 def _rank_tokens(
     model: Encoder, tokenizer: Tokenizer, rows: Sequence[list[int]], mask: int, best: int
 ) -> list[dict[int, list[tuple[int, float]]]]:
     """The likeliest tokens, with probabilities, at every mask of each row; never a special token."""
-    ragged, device = Ragged(rows), model.vocabulary.words.weight.device
-    padded, lengths = ragged.pad(torch.arange(len(rows)), int(ragged.lengths.max()), tokenizer.pad)
-    padded, lengths = padded.to(device), lengths.to(device)
+    device = model.vocabulary.words.weight.device
+    padded, lengths = pad_sequences(rows, tokenizer.pad, device)
     hidden = model(padded, mask=Mask.padding(lengths, queries=True))
     inside = torch.arange(padded.shape[1], device=device) < lengths[:, None]
     where = ((padded == mask) & inside).nonzero()
@@ -116,22 +112,22 @@ def _rank_tokens(
     check_finite(scores)
     scores[:, [tokenizer.pad, tokenizer.start, tokenizer.end, mask]] = -torch.inf
     top = scores.softmax(-1).topk(min(max(best, CANDIDATES), scores.shape[1]))
-    found: list[dict[int, list[tuple[int, float]]]] = [{} for _ in rows]
+    ranked: list[dict[int, list[tuple[int, float]]]] = [{} for _ in rows]
     columns = (where.tolist(), top.indices.tolist(), top.values.tolist())
-    for (row, place), tokens, chances in zip(*columns, strict=True):
-        found[row][place] = list(zip(tokens, chances, strict=True))
-    return found
+    for (row, position), tokens, chances in zip(*columns, strict=True):
+        ranked[row][position] = list(zip(tokens, chances, strict=True))
+    return ranked
 
 
 def _describe(tokenizer: Tokenizer, text: str, masks: Sequence[Sequence[tuple[int, float]]], best: int) -> FilledText:
     if not masks:
         return FilledText(text, [f"the text has no {MASK} to fill"])
-    candidates = [[Candidate(piece_text(tokenizer, token), chance) for token, chance in one] for one in masks]
-    filled = insert_pieces(text, [one[0].text for one in candidates])
+    candidates = [[Candidate(piece_text(tokenizer, token), chance) for token, chance in ranked] for ranked in masks]
+    filled = insert_pieces(text, [of_mask[0].text for of_mask in candidates])
     if len(candidates) > 1:
         notes = [f"alternatives to each {MASK} are in --json"] if best > 1 else []
         return FilledText(filled, notes, candidates)
-    others = [(insert_pieces(text, [one.text]), one.score) for one in candidates[0][:best]]
+    others = [(insert_pieces(text, [candidate.text]), candidate.score) for candidate in candidates[0][:best]]
     return FilledText(filled, [], candidates, others)
 
 

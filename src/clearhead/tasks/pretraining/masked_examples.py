@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,12 +12,10 @@ from torch import Tensor
 
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.pretraining.document_windows import BEGINS, INSIDE, SPECIAL, TextWindow
+from clearhead.tasks.pretraining.pretraining_settings import Masking
 from clearhead.tasks.processor import Examples
+from clearhead.text import Row, Tokenizer
 from clearhead.text.batches import Batch, Ragged
-
-if TYPE_CHECKING:
-    from clearhead.tasks.pretraining.pretraining_settings import Masking
-    from clearhead.text import Row, Tokenizer
 
 BYTES_END = 259  # the first number of our own vocabularies that is neither special nor a byte
 
@@ -81,15 +79,14 @@ class MaskedExamples(Examples[MaskedTexts]):
     def __init__(
         self, windows: Sequence[TextWindow], rows: list[Row], tokenizer: Tokenizer, masking: Masking, seed: int
     ) -> None:
-        marks = (tokenizer.start, tokenizer.end)
-        self.texts = Ragged([[marks[0], *one.tokens, marks[1]] for one in windows])
-        self.roles = Ragged([[SPECIAL, *one.roles, SPECIAL] for one in windows])
-        self.rows, self.origins = rows, [one.row for one in windows]
+        self.texts = Ragged([[tokenizer.start, *window.tokens, tokenizer.end] for window in windows])
+        self.roles = Ragged([[SPECIAL, *window.roles, SPECIAL] for window in windows])
+        self.rows, self.origins = rows, [window.row for window in windows]
         self.pad, self.masking, self.seed, self.epoch = tokenizer.pad, masking, seed, 0
         self.mask = tokenizer.pad if tokenizer.mask is None else tokenizer.mask
-        own = "special" not in tokenizer.settings  # then no special token and no byte replaces a word
-        last = tokenizer.size - (own and tokenizer.mask is not None)
-        self.replacements = (BYTES_END if own and last > BYTES_END else 0, last)
+        ours = "special" not in tokenizer.settings  # then no special token and no byte replaces a word
+        last = tokenizer.size - (ours and tokenizer.mask is not None)
+        self.replacements = (BYTES_END if ours and last > BYTES_END else 0, last)
         self.lengths = self.texts.lengths.numpy()[:, None]
         self.draw(0)
 

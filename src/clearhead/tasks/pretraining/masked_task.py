@@ -2,51 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.attention import Mask
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model import Encoder, ModelConfig
-from clearhead.tasks.answerer import Answerer, AnyAnswerer, Evaluation
+from clearhead.tasks.answerer import Answerer, AnyAnswerer, Evaluation, Scores
 from clearhead.tasks.language_model.language_processor import DocumentProcessor
-from clearhead.tasks.losses import token_loss
+from clearhead.tasks.losses import check_finite, token_loss
 from clearhead.tasks.objective import Objective
+from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.pretraining.document_windows import EMPTY, make_text_windows
-from clearhead.tasks.pretraining.loss_scores import measure_loss
 from clearhead.tasks.pretraining.mask_filling import MASK, FilledText, check_length, encode_masked, fill_masks
 from clearhead.tasks.pretraining.masked_examples import MaskedExamples, MaskedTexts
 from clearhead.tasks.pretraining.pretraining_settings import FillOptions, Masking, PretrainingRecipe
-from clearhead.tasks.processor import Examples
+from clearhead.tasks.processor import AnyProcessor, BatchT, Examples
 from clearhead.tasks.settings import validate
 from clearhead.tasks.task import Task
 from clearhead.tasks.text_windows import window_size
 from clearhead.tasks.trace import TaskTracer, Trace
-from clearhead.text.batches import Batch
-from clearhead.text.report import Report
+from clearhead.text import Report, Row, Tokenizer
+from clearhead.text.batches import Batch, BatchPlan
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Row, Tokenizer
 
 SAMPLES = 3  # texts that are filled at each evaluation, to be shown
+BATCH_TOKENS = 8192  # of a batch that is scored, pads included
+LARGEST_LOSS = 700.0  # whose perplexity is a float
 
 
-class MaskedProcessor(DocumentProcessor[PretrainingRecipe, MaskedTexts]):
-    """`objective = "masked"`: an encoder with a head over the vocabulary, which other tasks leave out."""
+class HidingProcessor(DocumentProcessor[PretrainingRecipe, BatchT]):
+    """Base class of the stored parts of objectives that hide words; a subclass says of which `objective`."""
 
-    added_tokens = 2
-    tokenizer: Tokenizer
     default_shape = "tiny"
     predicts_tokens = True
+    objective: ClassVar[str]
+    tokenizer: Tokenizer
 
     def __init__(
         self, tokenizer: Tokenizer, config: ModelConfig, longest: int, masking: Masking, documents: str = "file"
@@ -56,8 +57,8 @@ class MaskedProcessor(DocumentProcessor[PretrainingRecipe, MaskedTexts]):
 
     @property
     def settings(self) -> dict[str, Any]:
-        own = {"longest": self.longest, "documents": self.documents}
-        return {"objective": "masked", **own, "masking": self.masking.model_dump()}
+        windows = {"longest": self.longest, "documents": self.documents}
+        return {"objective": self.objective, **windows, "masking": self.masking.model_dump()}
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: PretrainingRecipe, start: Pretrained | None = None) -> Self:
@@ -65,6 +66,32 @@ class MaskedProcessor(DocumentProcessor[PretrainingRecipe, MaskedTexts]):
         tokenizer = recipe.text.train_tokenizer(texts, mask=True) if start is None else start.tokenizer
         config = cls.make_config(recipe, start, vocabulary=tokenizer.size)
         return cls(tokenizer, config, recipe.data.longest, recipe.masking, recipe.data.documents)
+
+    def row_problem(self, row: Row) -> str | None:
+        return None if self.tokenizer.normal(row.values[0]).strip() else EMPTY
+
+    @property
+    def mask(self) -> int:
+        """The token that stands for what is hidden: padding where the tokenizer has no mask token."""
+        return self.tokenizer.pad if self.tokenizer.mask is None else self.tokenizer.mask
+
+    def save(self, folder: Path) -> None:
+        self.tokenizer.save(folder)
+
+    @classmethod
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
+        masking = validate(Masking, settings.get("masking", {}), f"the settings of {folder} are invalid: masking")
+        for key, kind in (("longest", int), ("documents", str)):
+            if not isinstance(settings.get(key), kind):
+                raise CheckpointError(f"the settings of {folder} are damaged: {key} is {settings.get(key)!r:.60}")
+        return cls(Tokenizer.load(folder), config, settings["longest"], masking, settings["documents"])
+
+
+class MaskedProcessor(HidingProcessor[MaskedTexts]):
+    """`objective = "masked"`: an encoder with a head over the vocabulary, which other tasks leave out."""
+
+    added_tokens = 2
+    objective = "masked"
 
     @classmethod
     def make_config(cls, recipe: PretrainingRecipe, start: Pretrained | None = None, **sizes: Any) -> ModelConfig:
@@ -77,14 +104,6 @@ class MaskedProcessor(DocumentProcessor[PretrainingRecipe, MaskedTexts]):
         windows, used = make_text_windows(rows, self.tokenizer, self.longest, report)
         return MaskedExamples(windows, used, self.tokenizer, self.masking, 0 if recipe is None else recipe.seed)
 
-    def row_problem(self, row: Row) -> str | None:
-        return None if self.tokenizer.normal(row.values[0]).strip() else EMPTY
-
-    @property
-    def mask(self) -> int:
-        """The token that hides another: padding where the tokenizer has no mask token."""
-        return self.tokenizer.pad if self.tokenizer.mask is None else self.tokenizer.mask
-
     @property
     def window(self) -> int:
         """The most tokens that the model reads at once, start and end included."""
@@ -92,34 +111,6 @@ class MaskedProcessor(DocumentProcessor[PretrainingRecipe, MaskedTexts]):
 
     def build(self) -> Encoder:
         return Encoder(self.config)
-
-    def save(self, folder: Path) -> None:
-        self.tokenizer.save(folder)
-
-    @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
-        tokenizer, masking = read_saved(folder, config, settings)
-        return cls(tokenizer, config, settings["longest"], masking, settings["documents"])
-
-
-def read_saved(folder: Path, config: ModelConfig, settings: Mapping[str, Any]) -> tuple[Tokenizer, Masking]:
-    """The tokenizer and the settings of masking in the folder of a pre-trained model, checked."""
-    from clearhead.text import Tokenizer
-
-    try:
-        masking = validate(Masking, settings.get("masking", {}))
-    except ConfigError as error:
-        raise CheckpointError(f"the settings of {folder} are invalid: masking.{error}") from None
-    for key, kind in (("longest", int), ("documents", str)):
-        if not isinstance(settings.get(key), kind):
-            raise CheckpointError(f"the settings of {folder} are damaged: {key} is {settings.get(key)!r:.60}")
-    tokenizer = Tokenizer.load(folder)
-    if tokenizer.size != config.vocabulary:
-        raise CheckpointError(
-            f"the tokenizer of {folder} has {tokenizer.size} tokens, but its model {config.vocabulary}; "
-            "copy the folder again"
-        )
-    return tokenizer, masking
 
 
 class MaskedAnswerer(Answerer[MaskedProcessor, Encoder, str, FillOptions]):
@@ -152,6 +143,24 @@ class MaskedAnswerer(Answerer[MaskedProcessor, Encoder, str, FillOptions]):
         tokens[counted.nonzero()[:, 0], batch.places[counted]] = best[counted]
         rows = zip(tokens.tolist(), batch.lengths.tolist(), strict=True)
         return [FilledText(self.processor.tokenizer.decode(row[:length])) for row, length in rows]
+
+
+@torch.no_grad()
+def measure_loss(
+    processor: AnyProcessor, model: nn.Module, loss: Callable[[Any, Any], Tensor], rows: Sequence[Row]
+) -> tuple[Examples[Any], Scores]:
+    """The examples of these rows, and the model's mean loss on them with its perplexity.
+
+    A `note` says which rows were left out, if any were.
+    """
+    report = Report()
+    examples = processor.examples(rows, report).to(next(model.parameters()).device)
+    plan = BatchPlan(examples.lengths, tokens=BATCH_TOKENS, seed=0)
+    total = sum(float(loss(model, examples.collate(batch))) for batch in plan.epoch(0))
+    mean = total / int(examples.counts.sum())
+    check_finite(torch.tensor(mean))
+    scores: Scores = {"loss": round(mean, 4), "perplexity": round(math.exp(min(mean, LARGEST_LOSS)), 2)}
+    return examples, {**scores, "note": str(report)} if report.dropped else scores
 
 
 def masked_loss(model: Encoder, batch: MaskedTexts) -> Float[Tensor, ""]:
@@ -190,12 +199,12 @@ class MaskedObjective(Objective[MaskedProcessor, PretrainingRecipe, Encoder, Mas
 
 
 class MaskedTracer(TaskTracer[MaskedAnswerer]):
-    def traces(self, given: str, *, answer: str | None, options: FillOptions) -> list[Trace]:
+    def traces(self, text: str, *, answer: str | None, options: FillOptions) -> list[Trace]:
         """A text with its masks as they are, and what the model predicts there."""
         self.refuse_answer(answer)
         processor, tokenizer = self.answerer.processor, self.answerer.processor.tokenizer
-        [filled] = self.answerer.predict([given], options)
-        tokens = [tokenizer.start, *encode_masked(tokenizer, given, processor.mask), tokenizer.end]
+        [filled] = self.answerer.predict([text], options)
+        tokens = [tokenizer.start, *encode_masked(tokenizer, text, processor.mask), tokenizer.end]
         check_length(len(tokens), processor.window)
         fillings = [f"{MASK} is {best[0].text.strip()} ({best[0].score:.2f})" for best in filled.candidates]
         return [Trace({"tokens": tokens}, text=filled.text, notes=[*filled.notes, *fillings])]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from clearhead.tasks.language_model.language_settings import DocumentText, LanguageDecode, LanguageModelRecipe
+from clearhead.tasks.language_model.language_processor import DocumentText, LanguageDecode, LanguageModelRecipe
 from clearhead.tasks.settings import Options, Section, option
 
 Objective = Literal["masked", "denoise", "next"]

@@ -12,18 +12,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
 from clearhead.decode import Hypothesis, Writer
 from clearhead.model import EncoderDecoder
 from clearhead.tasks.answerer import InputT, Prediction, StreamingAnswerer
+from clearhead.tasks.media import PictureInput, SoundInput
 from clearhead.tasks.processor import BatchT, Processor, RecipeT
 from clearhead.tasks.segmentation import has_loop, join_texts
 from clearhead.tasks.sequence_to_sequence.search import Decode, PartNumber, Search, SearchOptions
+from clearhead.tasks.settings import validate
+from clearhead.tasks.trace import ContinuableTracer, TaskTracer, Trace
+from clearhead.text import Tokenizer
 from clearhead.text.batches import token_batches
-
-if TYPE_CHECKING:
-    from clearhead.text import Tokenizer
 
 PartT = TypeVar("PartT")
 BROKEN = re.compile("\ufffd+")  # bytes that are no character
@@ -60,25 +62,51 @@ class GeneratingProcessor(Processor[RecipeT, BatchT]):
 
     predicts_tokens = True
     stacks = ("encoder", "decoder")
+    decode_section: ClassVar[type[Decode]] = Decode
     target: Tokenizer  # of what is written
     decode: Decode  # the defaults of decoding
+
+    def configure(self, recipe: Any) -> None:
+        """The recipe's settings of decoding; where they say nothing (None), what the training data said stays."""
+        unset = {key: getattr(self.decode, key) for key, value in recipe.decode if value is None}
+        self.decode = recipe.decode.model_copy(update=unset)
+
+    def limit_outputs(self, texts: Sequence[str], longest: int) -> None:
+        """Unless the recipe sets it, `decode.longest` becomes the length of the longest text that is trained on."""
+        if getattr(self.decode, "longest", 0) is None:
+            lengths = [len(tokens) for tokens in self.target.encode_all(texts)]
+            most = max((length for length in lengths if length <= longest), default=1)
+            self.decode = self.decode.model_copy(update={"longest": max(most, 1)})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.decode.model_dump()
+
+    def save(self, folder: Path) -> None:
+        self.target.save(folder)
+
+    @classmethod
+    def read_decode(cls, folder: Path, settings: dict[str, Any]) -> Any:
+        """The stored settings of decoding."""
+        return validate(cls.decode_section, settings, f"the settings of {folder} are invalid: decode")
 
 
 GeneratingT = TypeVar("GeneratingT", bound=GeneratingProcessor[Any, Any])
 
 
 class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
-    """Base class: how the inputs of one request are split, written and joined, with the settings of the request."""
+    """Base class: how the inputs of one request are split, written and joined, with the options of the request."""
 
     output_name: ClassVar[str]  # what an answer is called in notes: "translation"
 
-    def __init__(self, processor: GeneratingT, model: EncoderDecoder, search: Search) -> None:
-        self.processor, self.model, self.search, self.target = processor, model, search, processor.target
+    def __init__(self, processor: GeneratingT, model: EncoderDecoder, options: Any) -> None:
+        self.processor, self.model, self.target = processor, model, processor.target
+        self.search = Search.of(options, processor.decode)  # the model's own settings where the options say nothing
 
     # What a subclass says about its inputs
 
     @abstractmethod
-    def split(self, given: InputT) -> list[PartT]:
+    def split(self, source: InputT) -> list[PartT]:
         """The parts of an input that are written one by one; none if it is empty."""
 
     @abstractmethod
@@ -109,7 +137,7 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
         """The part of an unfinished text that further tokens cannot change (not the first bytes of a character)."""
         return text.removesuffix("\ufffd")
 
-    def input_notes(self, given: InputT, text: str) -> list[str]:
+    def input_notes(self, source: InputT, answer: str) -> list[str]:
         """What else the user should know about an answer, from comparing it with its input."""
         return []
 
@@ -127,26 +155,27 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
         trigrams. `numbers` decide what is sampled for each part; without them all are parts of the first input.
         """
         begins = [[] for _ in parts] if prefixes is None else [list(prefix) for prefix in prefixes]
-        numbers = numbers or [PartNumber(0, place) for place in range(len(parts))]
-        written = self.search_parts(parts, self.search, begins, numbers)
-        found = [WrittenPart(*both) for both in zip(written, parts, strict=True)]
+        numbers = numbers or [PartNumber(0, number) for number in range(len(parts))]
+        hypotheses = self.search_parts(parts, self.search, begins, numbers)
+        written = [WrittenPart(*pair) for pair in zip(hypotheses, parts, strict=True)]
         for retry, search in ((CUT, self.search), (WITHOUT_REPEATS, self.search._replace(no_repeat_ngram=3))):
-            looping = [place for place, one in enumerate(found) if self.has_looped(one.hypotheses[0], one.part)]
-            shorter = {place: self.cut_repeats(parts[place]) for place in looping}
-            chosen = {place: parts[place] if part is None else part for place, part in shorter.items()}
-            if retry == CUT:
-                chosen = {place: part for place, part in chosen.items() if shorter[place] is not None}
-            again_begins, again_numbers = [begins[place] for place in chosen], [numbers[place] for place in chosen]
-            better = self.search_parts(list(chosen.values()), search, again_begins, again_numbers)
-            for (place, part), hypotheses in zip(chosen.items(), better, strict=True):
-                found[place] = WrittenPart(hypotheses, part, retry)
-        return found
+            again = dict[int, PartT]()
+            for row, (part, answer) in enumerate(zip(parts, written, strict=True)):
+                if self.has_looped(answer.hypotheses[0], answer.part):
+                    shorter = self.cut_repeats(part)
+                    if shorter is not None or retry == WITHOUT_REPEATS:
+                        again[row] = part if shorter is None else shorter
+            of_rows = [begins[row] for row in again], [numbers[row] for row in again]
+            hypotheses = self.search_parts(list(again.values()), search, *of_rows)
+            for (row, part), better in zip(again.items(), hypotheses, strict=True):
+                written[row] = WrittenPart(better, part, retry)
+        return written
 
     def search_parts(
         self, parts: Sequence[PartT], search: Search, prefixes: Sequence[list[int]], numbers: Sequence[PartNumber]
     ) -> list[list[Hypothesis]]:
         """The hypotheses for every part, best first, each beginning with its prefix."""
-        found: list[list[Hypothesis]] = [[] for _ in parts]
+        hypotheses: list[list[Hypothesis]] = [[] for _ in parts]
         for rows in token_batches([self.part_length(part) for part in parts], None, search.batch):
             rules: dict[str, Any] = {"start": self.target.start, "end": self.target.end}
             limits = [search.limit(self.output_limit(parts[row])) + len(prefixes[row]) for row in rows]
@@ -154,19 +183,19 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
                 rules["prefix"] = [prefixes[row] for row in rows]
             writer = self.make_writer([parts[row] for row in rows])
             written = search.run(writer, [numbers[row] for row in rows], max_length=limits, **rules)
-            for row, hypotheses in zip(rows, written, strict=True):
-                found[row] = hypotheses
-        return found
+            for row, best in zip(rows, written, strict=True):
+                hypotheses[row] = best
+        return hypotheses
 
-    def stream(self, given: InputT, prefix: Sequence[int], number: int) -> Iterator[str]:
+    def stream(self, source: InputT, prefix: Sequence[int], number: int) -> Iterator[str]:
         """The answer in pieces as they are written, with one beam or by sampling; no loop is noticed."""
         shown = ""
-        for place, part in enumerate(self.split(given)):
-            before, begin = shown, [] if place else prefix
+        for part_number, part in enumerate(self.split(source)):
+            before, begin = shown, [] if part_number else prefix
             rules = {"start": self.target.start, "end": self.target.end, "prefix": begin}
             limit = self.search.limit(self.output_limit(part)) + len(begin)
             writer = self.make_writer([part])
-            tokens = self.search.stream(writer, PartNumber(number, place), max_length=limit, **rules)
+            tokens = self.search.stream(writer, PartNumber(number, part_number), max_length=limit, **rules)
             for text in self._growing_texts(tokens):
                 whole = join_texts([before, text])
                 assert whole.startswith(shown), f"{shown!r} was shown and has become {whole!r}"
@@ -183,36 +212,36 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
             yield self.stable_text(text)
         yield text
 
-    def join(self, given: InputT, written: list[WrittenPart[PartT]]) -> GeneratedText:
+    def join(self, source: InputT, written: list[WrittenPart[PartT]]) -> GeneratedText:
         """One answer from those of all parts; scores are log-probabilities per token, whatever the search ranked by."""
         if not written:
             return GeneratedText("", [], None, [])
-        firsts = [one.hypotheses[0] for one in written]
+        firsts = [part.hypotheses[0] for part in written]
         texts = [self.decode_text(first) for first in firsts]
         length = sum(len(first.tokens) + 1 for first in firsts)
         score = sum(first.log_probability for first in firsts) / length
         others = [] if len(written) > 1 else written[0].hypotheses[1 : self.search.best]
-        ranked = [(self.decode_text(one), one.log_probability / (len(one.tokens) + 1)) for one in others]
-        return GeneratedText(join_texts(texts), self._make_notes(given, written, texts), score, ranked)
+        ranked = [(self.decode_text(other), other.log_probability / (len(other.tokens) + 1)) for other in others]
+        return GeneratedText(join_texts(texts), self._make_notes(source, written, texts), score, ranked)
 
-    def _make_notes(self, given: InputT, written: list[WrittenPart[PartT]], texts: list[str]) -> list[str]:
+    def _make_notes(self, source: InputT, written: list[WrittenPart[PartT]], texts: list[str]) -> list[str]:
         """What the user should know about an answer."""
-        name, firsts = self.output_name, [one.hypotheses[0] for one in written]
+        name, retries = self.output_name, {part.retry for part in written}
         notes = [] if len(written) == 1 else [f"the {name} was written in {len(written)} parts"]
         if len(written) > 1 and self.search.best > 1:
             notes[0] += ", so there are no alternatives to the whole"
-        if any(one.retry == CUT for one in written):
+        if CUT in retries:
             notes.append(f"the {name} looped; retried with repeated input cut to three")
-        if any(one.retry == WITHOUT_REPEATS for one in written):
+        if WITHOUT_REPEATS in retries:
             notes.append(f"the {name} looped; retried without repeated trigrams")
-        if any(not first.finished for first in firsts):
+        if any(not part.hypotheses[0].finished for part in written):
             notes.append(f"the {name} was cut off at its longest length")
-        if "\ufffd" in "".join(texts) and "\ufffd" not in str(given):
+        if "\ufffd" in "".join(texts) and "\ufffd" not in str(source):
             notes.append("the model wrote bytes that are no character, shown as \ufffd")
         if missing := sum(not text for text in texts):
             notes.append("the model wrote nothing" + (f" for {missing} of the parts" if len(written) > 1 else ""))
             return notes
-        return notes + self.input_notes(given, join_texts(texts))
+        return notes + self.input_notes(source, join_texts(texts))
 
     def encode_prefix(self, prefix: str) -> list[int]:
         return self.target.encode(prefix) if prefix else []
@@ -225,8 +254,8 @@ class GeneratingAnswerer(StreamingAnswerer[GeneratingT, EncoderDecoder, InputT, 
     generation: ClassVar[type[Generation[Any, Any, Any]]]
 
     def begin(self, options: SearchOptions) -> Generation[GeneratingT, InputT, Any]:
-        """The generation of one request: with these options, and the model's own settings where they say nothing."""
-        return self.generation(self.processor, self.model, Search.of(options, self.processor.decode))
+        """The generation of one request with these options."""
+        return self.generation(self.processor, self.model, options)
 
     def predict(
         self, inputs: Sequence[InputT], options: SearchOptions, *, inputs_before: int = 0
@@ -234,18 +263,82 @@ class GeneratingAnswerer(StreamingAnswerer[GeneratingT, EncoderDecoder, InputT, 
         """Answers to all inputs: empty in, empty out."""
         request = self.begin(options)
         prefix = request.encode_prefix(options.prefix)
-        split = [request.split(given) for given in inputs]
+        split = [request.split(source) for source in inputs]
         numbers = [
-            PartNumber(given, part) for given, parts in enumerate(split, inputs_before) for part in range(len(parts))
+            PartNumber(number, part) for number, parts in enumerate(split, inputs_before) for part in range(len(parts))
         ]
         prefixes = [[] if number.part else prefix for number in numbers]
         written = iter(request.write(list(chain.from_iterable(split)), prefixes, numbers))
         both = zip(inputs, split, strict=True)
-        return [request.join(given, [next(written) for _ in parts]) for given, parts in both]
+        return [request.join(source, [next(written) for _ in parts]) for source, parts in both]
 
-    def stream(self, given: InputT, options: SearchOptions, *, inputs_before: int = 0) -> Iterator[str]:
+    def stream(self, source: InputT, options: SearchOptions, *, inputs_before: int = 0) -> Iterator[str]:
         request = self.begin(options.model_copy(update={"beams": options.beams or 1}))
-        return request.stream(given, request.encode_prefix(options.prefix), inputs_before)
+        return request.stream(source, request.encode_prefix(options.prefix), inputs_before)
+
+
+AnswererT = TypeVar("AnswererT", bound=GeneratingAnswerer[Any, Any])
+
+
+class GenerationTracer(TaskTracer[AnswererT], ContinuableTracer, Generic[AnswererT, InputT, PartT]):
+    """Base class of the tracers of models that write texts, which can go on from another beginning."""
+
+    @abstractmethod
+    def whole_parts(self, source: InputT) -> list[PartT]:
+        """The input as one part however long it is, for an answer that somebody gives; none if it is empty."""
+
+    @abstractmethod
+    def trace_source(self, part: PartT) -> tuple[list[int], PictureInput | SoundInput | None]:
+        """What the encoder reads of a part, as numbers, and the picture or sound behind them."""
+
+    @abstractmethod
+    def traced_part(self, trace: Trace) -> PartT:
+        """The part of an input that a trace was made of."""
+
+    def traces(self, source: InputT, *, answer: str | None, options: Any) -> list[Trace]:
+        """An input with its answer, part by part; with an answer given, all of it at once."""
+        if answer is not None:
+            target = self.answerer.processor.target.encode(answer)
+            return [self._make_trace(part, target, answer, given=True) for part in self.whole_parts(source)]
+        request = self.answerer.begin(options)
+        written = request.write(request.split(source))
+        notes = request.join(source, written).notes
+        best = [(part.part, part.hypotheses[0]) for part in written]
+        return [self._make_trace(part, first.tokens, request.decode_text(first), notes=notes) for part, first in best]
+
+    def _make_trace(self, part: PartT, target: list[int], text: str, **fields: Any) -> Trace:
+        """The trace of a part and its answer, which is given in tokens without start and end."""
+        tokenizer = self.answerer.processor.target
+        source, media = self.trace_source(part)
+        reads = {"source": source, "target": [tokenizer.start, *target]}
+        return Trace(reads, [*target, tokenizer.end], text, media=media, **fields)
+
+    def continue_trace(self, trace: Trace, written: Sequence[int], *, options: SearchOptions) -> Trace:
+        """The trace of the same part with an answer that begins with these tokens; the search writes what follows."""
+        request, target = self.answerer.begin(options), self.answerer.processor.target
+        tokens, notes = list(written), list[str]()
+        if tokens[-1:] == [target.end]:
+            tokens.pop()
+        else:
+            part, search, number = self.traced_part(trace), request.search, [PartNumber(0)]
+            search = search._replace(longest=max(1, search.limit(request.output_limit(part)) - len(tokens)))
+            best = request.search_parts([part], search, [tokens], number)[0][0]
+            if request.has_looped(best, part):
+                notes.append(f"the {request.output_name} looped; retried without repeated trigrams")
+                best = request.search_parts([part], search._replace(no_repeat_ngram=3), [tokens], number)[0][0]
+            if not best.finished:
+                notes.append(f"the {request.output_name} was cut off at its longest length")
+            tokens = best.tokens
+        reads = {**trace.reads, "target": [target.start, *tokens]}
+        new = trace._replace(reads=reads, writes=[*tokens, target.end], given=False, notes=notes, parts=())
+        return new._replace(text=self.written_text(new), forced=len(written))
+
+    def written_text(self, trace: Trace) -> str:
+        request = self.answerer.begin(self.answerer.options())
+        return request.decode_text(Hypothesis(trace.reads["target"][1:], 0.0, 0.0, True))
+
+    def samples(self, options: SearchOptions) -> bool:
+        return bool(options.temperature)
 
 
 def _finite(score: float | None) -> float | None:

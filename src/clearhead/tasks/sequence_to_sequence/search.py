@@ -26,6 +26,12 @@ class Decode(Section):
     no_repeat_ngram: int = Field(0, ge=0)  # 3: no three consecutive tokens are written twice; 0: any may be
 
 
+class LimitedDecode(Decode):
+    """`[decode]` of tasks whose answers are as long as those in training at most."""
+
+    longest: int | None = Field(None, ge=1)  # tokens of an answer; None: as many as the longest in training
+
+
 class SearchOptions(Options):
     """Options of decoding; None: as the recipe's `[decode]` says."""
 
@@ -52,7 +58,7 @@ class SearchOptions(Options):
 class PartNumber(NamedTuple):
     """The place of an input in the whole request, and of a part in that input; with the seed, it decides sampling."""
 
-    given: int
+    input_number: int
     part: int = 0
 
 
@@ -96,12 +102,10 @@ class Search(NamedTuple):
         """The best hypotheses of each row of a writer. What row n draws depends on the seed and numbers[n] alone."""
         rules["no_repeat_ngram"] = self.no_repeat_ngram
         if self.sampling_options is not None:
-            return [
-                [one]
-                for one in sample(writer, generator=self._make_generators(numbers), **self.sampling_options, **rules)
-            ]
+            drawn = sample(writer, generator=self._make_generators(numbers), **self.sampling_options, **rules)
+            return [[hypothesis] for hypothesis in drawn]
         if self.beams == 1:
-            return [[one] for one in greedy(writer, **rules)]
+            return [[hypothesis] for hypothesis in greedy(writer, **rules)]
         return beam(writer, beams=self.beams, best=self.best, length_penalty=self.length_penalty, **rules)
 
     def stream(self, writer: Writer, number: PartNumber, **rules: Any) -> Iterator[int]:
@@ -115,6 +119,6 @@ class Search(NamedTuple):
 
     def _make_generators(self, numbers: Sequence[PartNumber]) -> list[torch.Generator]:
         """A generator of random numbers for each part."""
-        sequences = [np.random.SeedSequence([self.seed, number.given, number.part]) for number in numbers]
-        seeds = [int(one.generate_state(1, np.uint64)[0] >> 1) for one in sequences]
+        sequences = [np.random.SeedSequence([self.seed, number.input_number, number.part]) for number in numbers]
+        seeds = [int(sequence.generate_state(1, np.uint64)[0] >> 1) for sequence in sequences]
         return [torch.Generator().manual_seed(seed) for seed in seeds]

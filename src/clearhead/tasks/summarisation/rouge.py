@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from importlib.metadata import version
 
 from clearhead.errors import DataError, PackageError
-from clearhead.tasks.segmentation import measure_han_share
+from clearhead.tasks.segmentation import are_chinese
 
 KINDS = ("rouge1", "rouge2", "rougeL")
-CHINESE = 0.3  # the share of Chinese characters in references from which on characters are compared
 
 
 class CharacterTokenizer:
@@ -35,36 +33,21 @@ def rouge_scores(outputs: Sequence[str], references: Sequence[Sequence[str]]) ->
     """
     if not outputs:
         raise DataError("there are no rows to score")
-    chinese = measure_han_share([text for texts in references for text in texts]) > CHINESE
-    scorer = _import_scorer()(list(KINDS), use_stemmer=True, tokenizer=CharacterTokenizer() if chinese else None)
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ModuleNotFoundError as error:
+        raise PackageError(f"ROUGE needs the package {error.name}; pip install 'clearhead[train]'") from None
+    chinese = are_chinese([text for texts in references for text in texts])
+    scorer = RougeScorer(list(KINDS), use_stemmer=True, tokenizer=CharacterTokenizer() if chinese else None)
     totals = dict.fromkeys(KINDS, 0.0)
     for output, texts in zip(outputs, references, strict=True):
-        found = scorer.score_multi(list(texts), output)
+        scores = scorer.score_multi(list(texts), output)
         for kind in KINDS:
-            totals[kind] += found[kind].fmeasure
+            totals[kind] += scores[kind].fmeasure
     counts = sorted({len(texts) for texts in references})
     many = f"best of {'–'.join(map(str, sorted({counts[0], counts[-1]})))} references"
-    signature = f"rouge-score {_read_version()}|{'characters' if chinese else 'stemmed words'}"
+    signature = f"rouge-score {version('rouge-score')}|{'characters' if chinese else 'stemmed words'}"
     return {
         **{kind: round(100 * total / len(outputs), 2) for kind, total in totals.items()},
         "rouge_signature": signature if counts[-1] == 1 else f"{signature}|{many}",
     }
-
-
-def _read_version() -> str:
-    try:
-        return version("rouge-score")
-    except PackageNotFoundError:  # its modules were copied without their metadata
-        return "of unknown version"
-
-
-def _import_scorer() -> Any:
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("rouge_score", "nltk", "absl", "six", "regex"):
-            raise
-        raise PackageError(
-            f"ROUGE needs the package rouge-score, but {error.name} is not installed; pip install 'clearhead[train]'"
-        ) from None
-    return RougeScorer

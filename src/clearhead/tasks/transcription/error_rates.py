@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 from clearhead.errors import DataError, PackageError
@@ -29,33 +30,24 @@ def error_rates(outputs: Sequence[str], references: Sequence[str]) -> dict[str, 
     if not references:
         raise DataError("there are no rows to score")
     jiwer = import_jiwer()
-    said, wanted = [normalise_text(text) for text in outputs], [normalise_text(text) for text in references]
+    pairs = [(normalise_text(text), normalise_text(wanted)) for text, wanted in zip(outputs, references, strict=True)]
     # jiwer refuses references without words, such as "…"; what is said for them counts as inserted words.
-    extra = [one for one, reference in zip(said, wanted, strict=True) if not reference]
-    pairs = [(one, reference) for one, reference in zip(said, wanted, strict=True) if reference]
-    if not pairs:
+    extra = [text for text, reference in pairs if not reference]
+    texts = [text for text, reference in pairs if reference]
+    wanted = [reference for _, reference in pairs if reference]
+    if not wanted:
         raise DataError("no reference has a word in it, so there is nothing to score")
-    words = jiwer.process_words([reference for _, reference in pairs], [one for one, _ in pairs])
-    letters = jiwer.process_characters([reference for _, reference in pairs], [one for one, _ in pairs])
+    words, letters = jiwer.process_words(wanted, texts), jiwer.process_characters(wanted, texts)
     return {
         "wer": _rate(words, sum(len(text.split()) for text in extra)),
         "cer": _rate(letters, sum(len(text) for text in extra)),
-        "wer_signature": f"jiwer {_version()}, lower case, no punctuation",
+        "wer_signature": f"jiwer {version('jiwer')}, lower case, no punctuation",
     }
 
 
-def _rate(found: Any, inserted: int) -> float:
-    edits = found.substitutions + found.deletions + found.insertions + inserted
-    return round(100.0 * float(edits) / float(found.hits + found.substitutions + found.deletions), 2)
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("jiwer")
-    except PackageNotFoundError:
-        return "of unknown version"
+def _rate(counts: Any, inserted: int) -> float:
+    edits = counts.substitutions + counts.deletions + counts.insertions + inserted
+    return round(100.0 * float(edits) / float(counts.hits + counts.substitutions + counts.deletions), 2)
 
 
 def import_jiwer() -> Any:

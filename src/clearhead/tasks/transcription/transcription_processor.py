@@ -1,34 +1,98 @@
-"""The stored part of transcription: tokenizer, spectrogram, settings of decoding; rows become sounds and tokens."""
+"""The stored part of transcription: its recipe, tokenizer and spectrogram; rows become sounds and tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field, field_validator
 from torch import Tensor
 
-from clearhead.audio import LogMelSettings
-from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.audio import LogMelSettings, SpecAugment
+from clearhead.audio.sound_augmentation import check_speeds
+from clearhead.errors import ConfigError, DataError
 from clearhead.model import ModelConfig, SpeechModel
 from clearhead.model.speech_model import count_positions
+from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import Columns, Files
 from clearhead.tasks.sequence_to_sequence.generation import GeneratingProcessor
-from clearhead.tasks.settings import validate
+from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
+from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, option, validate
 from clearhead.tasks.transcription.error_rates import import_jiwer
-from clearhead.tasks.transcription.sound_examples import SoundExamples, SpokenTexts
-from clearhead.tasks.transcription.sound_inputs import SoundInputs
-from clearhead.tasks.transcription.transcription_settings import TranscriptionDecode, TranscriptionRecipe
+from clearhead.tasks.transcription.sound_examples import SoundExamples, SoundInputs, SpokenTexts
 from clearhead.tasks.transcription.word_times import FrameTimes, SpokenPart, TimedWord, time_words
-from clearhead.text.corpora import Row
-
-if TYPE_CHECKING:
-    from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Tokenizer
+from clearhead.text import Report, Row, Tokenizer
 
 TOO_FAST = "with more text than the sound has room for"
+LONGEST_PIECE_SECONDS = 20.0  # of a recording that is transcribed at once
+
+
+class SoundData(Data):
+    """`[data]` of transcription: which recordings are used."""
+
+    longest: int = Field(400, ge=1)  # tokens of a text; longer rows are dropped from training
+    longest_seconds: float = Field(30.0, gt=0)  # of a recording; longer ones are dropped from training
+
+
+class SoundText(Text):
+    """`[text]` of transcription."""
+
+    tokenizer: Literal["bpe", "unigram", "character"] = "character"
+    lowercase: bool = True
+
+
+class Sound(Section, LogMelSettings):
+    """`[sound]`: how sound becomes frames."""
+
+
+class Augmentation(Section, SpecAugment):
+    """`[augmentation]`: random changes of recordings in training."""
+
+    # One is drawn for each recording: 1.1 is a tenth faster, and higher.
+    speeds: list[float] = Field([0.9, 1.0, 1.1], min_length=1)
+    noise: float = Field(0.0, ge=0)  # white noise of up to this share of the recording's own loudness
+
+    @field_validator("speeds")
+    @classmethod
+    def _check_speeds(cls, speeds: list[float]) -> list[float]:
+        check_speeds(speeds)
+        return speeds
+
+
+class JointLoss(Section):
+    """`[loss]` of transcription: that of the decoder and that of CTC, weighted."""
+
+    label_smoothing: float = Field(0.1, ge=0, lt=1)  # of the decoder's tokens
+    ctc: float = Field(0.3, ge=0, le=1)  # the weight of CTC; 1 minus this is that of the decoder
+
+
+class TranscriptionDecode(Decode):
+    """`[decode]` of transcription: how the decoder and CTC are combined, and how long recordings are cut."""
+
+    ctc_weight: float = Field(0.4, ge=0, le=1)  # of CTC in the score; 0: the decoder alone, 1: CTC alone
+    # Faint noise before and after each recording, for one that is cut so close that it has no pause to compare with.
+    padding_seconds: float = Field(0.0, ge=0, le=1)
+    # Longer recordings are cut at silence, and the texts are joined. None: 1.2 times the longest one in training, at
+    # most 20: of much longer ones a model writes nonsense.
+    piece_seconds: float | None = Field(None, ge=1)
+
+
+class TranscriptionRecipe(TaskRecipe):
+    data: SoundData
+    text: SoundText = SoundText()
+    sound: Sound = Sound()
+    augmentation: Augmentation = Augmentation()
+    loss: JointLoss = JointLoss()
+    decode: TranscriptionDecode = TranscriptionDecode()
+
+
+class TranscriptionOptions(SearchOptions):
+    ctc_weight: float | None = option(
+        None, "Weight of CTC in the score: 0 the decoder alone, 1 CTC alone (default: the model's).", ge=0, le=1
+    )
 
 
 class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenTexts]):
@@ -38,6 +102,7 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
     metric = "wer"
     inputs: SoundInputs
     decode: TranscriptionDecode
+    decode_section = TranscriptionDecode
 
     def __init__(
         self, target: Tokenizer, config: ModelConfig, log_mel: LogMelSettings, decode: TranscriptionDecode
@@ -62,9 +127,6 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
         target = recipe.text.train_tokenizer(str(row.values[1]) for row in rows)
         config = cls.make_config(recipe, None, vocabulary=target.size)
         return cls(target, config, log_mel, recipe.decode)
-
-    def configure(self, recipe: TranscriptionRecipe) -> None:
-        self.decode = recipe.decode
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: TranscriptionRecipe | None = None) -> SoundExamples:
         used, sounds, targets = list[Row](), list[Tensor](), list[list[int]]()
@@ -123,29 +185,13 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {**self.decode.model_dump(), "sound": self.log_mel.model_dump()}
-
-    def save(self, folder: Path) -> None:
-        self.target.save(folder)
+        return {**super().settings, "sound": self.log_mel.model_dump()}
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> TranscriptionProcessor:
-        from clearhead.text import Tokenizer
-
         values = dict(settings)
-        try:
-            log_mel = validate(LogMelSettings, values.pop("sound", {}), "sound")
-            decode = validate(TranscriptionDecode, values)
-        except ConfigError as error:
-            raise CheckpointError(f"the settings of {folder} are invalid: {error}") from None
-        target = Tokenizer.load(folder)
-        bands = None if config.sound is None else config.sound.bands
-        if target.size != config.vocabulary or log_mel.mels != bands:
-            raise CheckpointError(
-                f"{folder} has {target.size} tokens and {log_mel.mels} bands, but its model {config.vocabulary} and "
-                f"{bands}; copy the folder again"
-            )
-        return cls(target, config, log_mel, decode)
+        log_mel = validate(LogMelSettings, values.pop("sound", {}), f"the settings of {folder} are invalid: sound")
+        return cls(Tokenizer.load(folder), config, log_mel, cls.read_decode(folder, values))
 
 
 def find_misfit(

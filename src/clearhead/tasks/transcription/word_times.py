@@ -52,22 +52,22 @@ class FrameTimes(NamedTuple):
 
 
 def group_words(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[tuple[str, list[int]]]:
-    """The words of a text, each with the places of its tokens; tokens that are only spaces belong to none.
+    """The words of a text, each with the indices of its tokens; tokens that are only spaces belong to none.
 
     >>> letters = {1: "o", 2: "n", 3: " ", 4: "e"}
     >>> group_words([1, 2, 3, 3, 4], lambda tokens: "".join(letters[token] for token in tokens))
     [('on', [0, 1]), ('e', [4])]
     """
-    places, before = list[list[int]](), ""
-    for place in range(len(tokens)):
-        text = decode(tokens[: place + 1]).rstrip()
+    indices, before = list[list[int]](), ""
+    for index in range(len(tokens)):
+        text = decode(tokens[: index + 1]).rstrip()
         if text == before:  # a space, so far
             continue
         count = len(text.split())
-        places += [[] for _ in range(count - len(places))]
-        places[count - 1].append(place)
+        indices += [[] for _ in range(count - len(indices))]
+        indices[count - 1].append(index)
         before = text
-    return list(zip(before.split(), places, strict=True))
+    return list(zip(before.split(), indices, strict=True))
 
 
 def time_words(
@@ -79,9 +79,9 @@ def time_words(
     except DecodeError:
         return None
     words = group_words(part.tokens, decode)
-    found = [(aligned[places[0]].begin * times.stride, aligned[places[-1]].end * times.stride) for _, places in words]
+    frames = [(aligned[of[0]].begin * times.stride, aligned[of[-1]].end * times.stride) for _, of in words]
     timed = []
-    for (text, _), (begin, end) in zip(words, extend_words(found, part.loudness), strict=True):
+    for (text, _), (begin, end) in zip(words, extend_words(frames, part.loudness), strict=True):
         start = part.piece.to_recording(times.begin(begin))
         timed.append(TimedWord(text, start, max(start, part.piece.to_recording(times.begin(end)))))
     return timed
@@ -121,5 +121,5 @@ def find_spikes(
 ) -> list[tuple[int, str, float]]:
     """Positions whose most probable label is a token: the position, the token's text, its probability."""
     best = log_probs.detach().float().exp().max(-1)
-    places = torch.nonzero(best.indices != blank)[:, 0].tolist()
-    return [(place, name(int(best.indices[place])), float(best.values[place])) for place in places]
+    positions = torch.nonzero(best.indices != blank)[:, 0].tolist()
+    return [(position, name(int(best.indices[position])), float(best.values[position])) for position in positions]

@@ -2,7 +2,8 @@
 
 import torch
 
-from clearhead.audio import LogMelSettings, RaggedSounds, compute_log_mel
+from clearhead.audio import LogMelSettings, compute_log_mel
+from clearhead.tasks.transcription.sound_examples import RaggedSounds
 from clearhead.text.batches import BatchPlan
 
 SETTINGS = LogMelSettings(rate=1000, window=0.023, hop=0.007, mels=5)

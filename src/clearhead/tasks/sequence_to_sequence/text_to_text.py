@@ -1,32 +1,45 @@
-"""The stored part of tasks from text to text: one tokenizer for both sides or one for each, and pairs as examples."""
+"""Tasks from text to text: their recipe, pairs as examples, tokenizers for one or both sides, loss, answers, traces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.attention import Mask
+from clearhead.decode import Hypothesis, Writer
+from clearhead.errors import ConfigError, DataError
 from clearhead.model import EncoderDecoder, ModelConfig, PointerGenerator
-from clearhead.tasks.losses import UNCOUNTED
+from clearhead.model.pointer_generator import pointer_loss
+from clearhead.tasks.losses import UNCOUNTED, token_loss
+from clearhead.tasks.objective import Objective
+from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import Examples, RecipeT
-from clearhead.tasks.sequence_to_sequence.generation import GeneratingProcessor
+from clearhead.tasks.segmentation import cut_repeats, has_loop
+from clearhead.tasks.sequence_to_sequence.generation import (
+    GeneratingAnswerer,
+    GeneratingProcessor,
+    Generation,
+    GenerationTracer,
+)
 from clearhead.tasks.sequence_to_sequence.search import Decode
-from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, validate
+from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
+from clearhead.tasks.text_windows import pad_sequences
+from clearhead.tasks.trace import Trace
+from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch, Ragged
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Row, Tokenizer
 
 EMPTY = "with an empty side"
 
@@ -69,6 +82,13 @@ class Pairs(NamedTuple):
     labels: Tensor
 
 
+def shift_targets(targets: Ragged, rows: Tensor, size: int, pad: int) -> tuple[Tensor, Tensor]:
+    """The decoder's input tokens of these rows, and the tokens that it should predict: `size` of each."""
+    padded, _ = targets.pad(rows, size + 1, UNCOUNTED)
+    read, written = padded[:, :-1], padded[:, 1:]
+    return read.masked_fill(read == UNCOUNTED, pad), written.contiguous()
+
+
 class PairExamples(Examples[Pairs]):
     """Sources and targets as tokens."""
 
@@ -84,9 +104,7 @@ class PairExamples(Examples[Pairs]):
     def collate(self, batch: Batch) -> Pairs:
         rows = torch.from_numpy(batch.examples).to(self.source.flat.device, non_blocking=True)
         source, lengths = self.source.pad(rows, batch.sizes[0], self.pad)
-        target, _ = self.target.pad(rows, batch.sizes[1] + 1, UNCOUNTED)
-        read, written = target[:, :-1], target[:, 1:]
-        return Pairs(source, lengths, read.masked_fill(read == UNCOUNTED, self.pad), written.contiguous())
+        return Pairs(source, lengths, *shift_targets(self.target, rows, batch.sizes[1], self.pad))
 
     def fingerprint(self) -> str:
         return f"{self.source.fingerprint()} {self.target.fingerprint()}"
@@ -122,7 +140,6 @@ class PairProcessor(TextToTextProcessor[PairRecipeT]):
     """Base class of the stored parts of translation and summaries."""
 
     columns = ("source", "target")
-    decode_section: ClassVar[type[Decode]] = Decode
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: PairRecipeT, start: Pretrained | None = None) -> Self:
@@ -153,30 +170,24 @@ class PairProcessor(TextToTextProcessor[PairRecipeT]):
     def adapt(self, rows: Sequence[Row], recipe: PairRecipeT) -> None:
         """Settings of decoding that follow from the training data."""
 
-    def configure(self, recipe: PairRecipeT) -> None:
-        """The recipe's settings of decoding; where they say nothing (None), what the training data said stays."""
-        known = self.decode.model_dump()
-        missing = {key: known[key] for key, value in recipe.decode if value is None}
-        self.decode = recipe.decode.model_copy(update=missing)
-
     def examples(self, rows: Iterable[Row], report: Report, recipe: PairRecipeT | None = None) -> PairExamples:
         rows = list(rows)
         limits = None if recipe is None else recipe.data
         sources = self.source.encode_all([row.values[0] for row in rows])
         targets = self.target.encode_all([self.target_of(row) for row in rows])
         end, used = self.target.end, []
-        for place, (row, source, target) in enumerate(zip(rows, sources, targets, strict=True)):
+        for number, (row, source, target) in enumerate(zip(rows, sources, targets, strict=True)):
             if reason := _find_misfit(source, target, limits):
                 report.drop(row, reason)
             else:
                 report.keep()
-                used.append(place)
+                used.append(number)
         if not used:
             raise DataError(f"no pair is left to use: {report}")
         return PairExamples(
-            [[*sources[place], self.source.end] for place in used],
-            [[self.target.start, *targets[place], end] for place in used],
-            [rows[place] for place in used],
+            [[*sources[number], self.source.end] for number in used],
+            [[self.target.start, *targets[number], end] for number in used],
+            [rows[number] for number in used],
             self.source.pad,
         )
 
@@ -186,29 +197,18 @@ class PairProcessor(TextToTextProcessor[PairRecipeT]):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {**self.decode.model_dump(), "shared": self.source is self.target}
+        return {**super().settings, "shared": self.source is self.target}
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
-        from clearhead.text import Tokenizer
-
         values = dict(settings)
         shared = values.pop("shared", True)
-        try:
-            decode = validate(cls.decode_section, values)
-        except ConfigError as error:
-            raise CheckpointError(f"the settings of {folder} are invalid: decode.{error}") from None
+        decode = cls.read_decode(folder, values)
         if shared:
             source = target = Tokenizer.load(folder)
         else:
             source = Tokenizer.load(folder, "source-tokenizer")
             target = Tokenizer.load(folder, "target-tokenizer")
-        sizes, wanted = (source.size, target.size), (config.source_vocabulary or config.vocabulary, config.vocabulary)
-        if sizes != wanted:
-            raise CheckpointError(
-                f"the tokenizers of {folder} have {sizes[0]} and {sizes[1]} tokens, but its model {wanted[0]} and "
-                f"{wanted[1]}; copy the folder again"
-            )
         return cls(source, target, config, decode)
 
 
@@ -224,3 +224,105 @@ def _find_misfit(source: list[int], target: list[int], limits: PairData | None) 
     if limits.ratio and ratio > limits.ratio and max(len(source), len(target)) > 10:
         return f"with sides that differ more than {limits.ratio:g} times in length"
     return None
+
+
+TextToTextT = TypeVar("TextToTextT", bound=TextToTextProcessor[Any])
+TextAnswererT = TypeVar("TextAnswererT", bound=GeneratingAnswerer[Any, str])
+
+
+def pair_loss(
+    model: EncoderDecoder,
+    batch: Pairs,
+    smoothing: float = 0.0,
+    token_loss: Callable[..., Tensor] = token_loss,
+    pointer_loss: Callable[..., Tensor] = pointer_loss,
+) -> Float[Tensor, ""]:
+    """The cross-entropy of the target's words, summed; the losses may be compiled ones."""
+    # The target needs no mask of its own: its pads come last, so causality hides them from every word.
+    mask = Mask.padding(batch.lengths)
+    if isinstance(model, PointerGenerator):
+        context = model.encode(batch.source, mask)
+        hidden = model.decode(batch.target, context, context_mask=mask)
+        return pointer_loss(model, hidden, context, batch.source, batch.target, mask, batch.labels, smoothing)
+    return token_loss(model.vocabulary, model(batch.source, batch.target, mask), batch.labels, smoothing)
+
+
+class TextToTextObjective(Objective[TextToTextT, RecipeT, EncoderDecoder, Pairs]):
+    label_smoothing: float = 0.0
+
+    def __init__(self, processor: TextToTextT, recipe: RecipeT) -> None:
+        super().__init__(processor, recipe)
+        self.token_loss, self.pointer_loss = token_loss, pointer_loss
+
+    def loss(self, model: EncoderDecoder, batch: Pairs) -> Float[Tensor, ""]:
+        smoothing = self.label_smoothing if model.training else 0.0
+        both: tuple[Callable[..., Tensor], ...] = self.token_loss, self.pointer_loss
+        return pair_loss(model, batch, smoothing, *both)
+
+    def compile_loss(self) -> None:
+        self.token_loss = torch.compile(token_loss, dynamic=True)
+        self.pointer_loss = torch.compile(pointer_loss, dynamic=True)
+
+    @property
+    def quick_options(self) -> Mapping[str, Any]:
+        return {"beams": 1}
+
+
+class PairObjective(TextToTextObjective[TextToTextT, PairRecipeT]):
+    """The objective of translation and summaries, whose recipes have a `[loss]`."""
+
+    def __init__(self, processor: TextToTextT, recipe: PairRecipeT) -> None:
+        super().__init__(processor, recipe)
+        self.label_smoothing = recipe.loss.label_smoothing
+
+
+class TextGeneration(Generation[TextToTextT, str, list[int]]):
+    """Base class: a part is a list of tokens, without the end."""
+
+    def split(self, text: str) -> list[list[int]]:
+        """All tokens of the input as one part."""
+        tokens = self.processor.source.encode(text)
+        return [tokens] if tokens else []
+
+    def part_length(self, part: list[int]) -> int:
+        return len(part) + 1  # with its end
+
+    def make_writer(self, parts: Sequence[list[int]]) -> Writer:
+        tokenizer = self.processor.source
+        source, device = [[*part, tokenizer.end] for part in parts], self.model.vocabulary.words.weight.device
+        return Writer.translating(self.model, *pad_sequences(source, tokenizer.pad, device))
+
+    def cut_repeats(self, part: list[int]) -> list[int] | None:
+        """No run of tokens stands there more than three times, digits excepted."""
+        shorter = cut_repeats(part, self.processor.digits[0])
+        return None if shorter == part else shorter
+
+    def has_looped(self, hypothesis: Hypothesis, part: list[int]) -> bool:
+        """1,000,000 has a reason to repeat itself, and so has what the source repeats, too."""
+        if not hypothesis.finished:
+            return has_loop(hypothesis.tokens)
+        words = [token for token in hypothesis.tokens if token not in self.processor.digits[1]]
+        return has_loop(words) and (not has_loop(part) or len(hypothesis.tokens) > len(part) + 8)
+
+
+class TextTracer(GenerationTracer[TextAnswererT, str, list[int]]):
+    def whole_parts(self, text: str) -> list[list[int]]:
+        tokens = self.answerer.processor.source.encode(text)
+        return [tokens] if tokens else []
+
+    def trace_source(self, part: list[int]) -> tuple[list[int], None]:
+        return [*part, self.answerer.processor.source.end], None
+
+    def traced_part(self, trace: Trace) -> list[int]:
+        return trace.reads["source"][:-1]
+
+    def run(self, trace: Trace) -> Float[Tensor, "tokens vocabulary"]:
+        model = self.answerer.model
+        device = model.vocabulary.words.weight.device
+        source, target = (torch.tensor([trace.reads[side]], device=device) for side in ("source", "target"))
+        return model.token_scores(source, target)[0]
+
+    def pieces(self, kind: str, numbers: Sequence[int]) -> list[str]:
+        processor = self.answerer.processor
+        texts: list[str] = (processor.source if kind == "source" else processor.target).pieces(numbers)
+        return texts
