@@ -52,9 +52,9 @@ def sight_of(q: Tensor, k: Tensor, mask: Mask | None, **options) -> Sight:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles and grains so small that every window has many of them."""
+    """Tiles and blocks of the mask so small that every window has many of them."""
     monkeypatch.setattr(exact_windows, "MAX_TILE_SCORES", 97)
-    monkeypatch.setattr(exact_windows, "GRAIN", 5)
+    monkeypatch.setattr(exact_windows, "MASK_BLOCK", 5)
 
 
 MASKS = {

@@ -229,6 +229,8 @@ class MultiHeadAttention(nn.Module):
     @classmethod
     def from_torch(cls, other: nn.MultiheadAttention) -> MultiHeadAttention:
         """The same attention with the same weights; what has no counterpart is refused by name."""
+        if not isinstance(other, nn.MultiheadAttention):
+            raise ConfigError(f"from_torch converts an nn.MultiheadAttention, got {type(other).__name__}")
         if other.bias_k is not None or other.add_zero_attn:
             raise ConfigError(
                 "nn.MultiheadAttention with add_bias_kv or add_zero_attn has no counterpart in MultiHeadAttention"

@@ -24,6 +24,7 @@ class LowRankLinear(nn.Linear):
     `up` is zero at first, so that the layer equals the one that it replaces bit for bit. Weight and bias keep their
     names; the matrices are `lora_down` (rank, inputs) and `lora_up` (outputs, rank).
 
+    >>> import torch
     >>> plain, x = nn.Linear(5, 7), torch.randn(3, 5)
     >>> adapted = LowRankLinear(plain, rank=2, scale=2.0)
     >>> torch.equal(adapted(x), plain(x)), adapted.lora_up.shape
@@ -62,6 +63,7 @@ def add_low_rank(
 ) -> Float[Tensor, "outputs inputs"]:
     """weight + scale·up·down: computed in float64 and rounded once.
 
+    >>> import torch
     >>> add_low_rank(torch.eye(2), torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0], [0.0]]), 0.5)
     tensor([[2.5000, 3.0000],
             [0.0000, 1.0000]])
@@ -109,6 +111,7 @@ def merge_tensors(
 ) -> dict[str, Float[Tensor, "..."]]:
     """The tensors of a model by name: the base's with low-rank matrices added, or replaced where the adapter has them.
 
+    >>> import torch
     >>> down, up = torch.ones(1, 2), torch.ones(3, 1)
     >>> merge_tensors({"x.weight": torch.zeros(3, 2)}, {"x.lora_down": down, "x.lora_up": up}, 2.0)["x.weight"][0]
     tensor([2., 2.])
