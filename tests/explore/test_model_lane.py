@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from clearhead.errors import LensError
-from clearhead.explore.model_lane import CHECK_INTERVAL, ModelLane, end_if_left, end_when
+from clearhead.explore.live_model import CHECK_INTERVAL, ModelLane, end_if_left, end_when
 from clearhead.tasks.trace import Tracer
 
 

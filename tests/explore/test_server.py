@@ -21,8 +21,7 @@ from clearhead import Mask, Record
 from clearhead.errors import ClearheadError, RecordError
 from clearhead.explore import Scene, live_model, open_record, page_requests
 from clearhead.explore.attention_map import AttentionMap
-from clearhead.explore.live_model import MAX_CHARACTERS, LiveModel
-from clearhead.explore.model_lane import free_memory
+from clearhead.explore.live_model import MAX_CHARACTERS, LiveModel, free_memory
 from clearhead.explore.page_file import PAGE
 from clearhead.explore.page_requests import MAX_BODY, KeptRecords, PageRequests, RecordGone
 from clearhead.explore.server import Server

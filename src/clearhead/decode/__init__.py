@@ -3,9 +3,9 @@
 
 from clearhead.decode.beam_search import beam
 from clearhead.decode.ctc import AlignedToken, JointWriter, align_tokens, ctc_greedy
-from clearhead.decode.greedy_search import Hypothesis, greedy
+from clearhead.decode.greedy_search import greedy
 from clearhead.decode.sampling import distribution, sample, stream
-from clearhead.decode.writer import Writer
+from clearhead.decode.writer import Hypothesis, Writer
 
 __all__ = [
     "AlignedToken",

@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.decode.greedy_search import Hypothesis
 from clearhead.decode.rules import PrefixedRuleOptions, Rules
-from clearhead.decode.writer import Writer, select_active
+from clearhead.decode.writer import Hypothesis, Writer, select_active
 from clearhead.errors import DecodeError
 from clearhead.model.small_passes import lock_steps, pass_lock
 

@@ -17,8 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.decode.greedy_search import Hypothesis
-from clearhead.decode.writer import Writer
+from clearhead.decode.writer import Hypothesis, Writer
 from clearhead.errors import DecodeError
 from clearhead.model import SpeechModel
 

@@ -11,36 +11,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.decode.rules import PrefixedRuleOptions, Rules
-from clearhead.decode.writer import Writer, select_active
+from clearhead.decode.writer import Hypothesis, Writer, select_active
 from clearhead.errors import DecodeError
 from clearhead.model.small_passes import lock_steps, pass_lock
 
 # (logits (rows, vocabulary), indices of these rows among the inputs, tokens decoded so far) -> one token per row
 TokenChooser = Callable[[Tensor, list[int], int], Tensor]
-
-
-class Hypothesis(NamedTuple):
-    """A decoded sequence, and how probable the model finds it.
-
-    `tokens` are without the start and the end. `score` is `log_probability / length**length_penalty`, where the
-    length counts the end too. `finished` is False for a sequence that was cut off at `max_length`.
-    """
-
-    tokens: list[int]
-    score: float
-    log_probability: float
-    finished: bool
-
-    @classmethod
-    def of(cls, written: list[int], log_probability: float, end: int, length_penalty: float = 1.0) -> Hypothesis:
-        """From all decoded tokens, with the end token if there is one.
-
-        >>> Hypothesis.of([7, 8, 2], -6.0, end=2)
-        Hypothesis(tokens=[7, 8], score=-2.0, log_probability=-6.0, finished=True)
-        """
-        finished = written[-1] == end
-        score = log_probability / len(written) ** length_penalty
-        return cls(written[:-1] if finished else written, score, log_probability, finished)
 
 
 class Step(NamedTuple):

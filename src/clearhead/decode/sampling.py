@@ -11,14 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.decode.greedy_search import (
-    Hypothesis,
     TokenChooser,
     choose_likeliest,
     collect_hypotheses,
     decode_steps,
 )
 from clearhead.decode.rules import PrefixedRuleOptions, RuleOptions, Rules
-from clearhead.decode.writer import Writer
+from clearhead.decode.writer import Hypothesis, Writer
 from clearhead.errors import DecodeError
 
 Generators = torch.Generator | Sequence[torch.Generator]

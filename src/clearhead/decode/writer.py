@@ -1,4 +1,4 @@
-"""Writer: prompts, context and key-value cache of a model that decodes, decoder-only or encoder-decoder."""
+"""Writer: prompts, context and key-value cache of a model that decodes; Hypothesis: a sequence that it has decoded."""
 
 from __future__ import annotations
 
@@ -15,6 +15,30 @@ from clearhead.errors import DecodeError, ShapeError
 from clearhead.model import Decoder, EncoderDecoder, PointerGenerator
 from clearhead.model.inference_view import refresh
 from clearhead.model.pointer_generator import list_recent
+
+
+class Hypothesis(NamedTuple):
+    """A decoded sequence, and how probable the model finds it.
+
+    `tokens` are without the start and the end. `score` is `log_probability / length**length_penalty`, where the
+    length counts the end too. `finished` is False for a sequence that was cut off at `max_length`.
+    """
+
+    tokens: list[int]
+    score: float
+    log_probability: float
+    finished: bool
+
+    @classmethod
+    def of(cls, written: list[int], log_probability: float, end: int, length_penalty: float = 1.0) -> Hypothesis:
+        """From all decoded tokens, with the end token if there is one.
+
+        >>> Hypothesis.of([7, 8, 2], -6.0, end=2)
+        Hypothesis(tokens=[7, 8], score=-2.0, log_probability=-6.0, finished=True)
+        """
+        finished = written[-1] == end
+        score = log_probability / len(written) ** length_penalty
+        return cls(written[:-1] if finished else written, score, log_probability, finished)
 
 
 class CopySource(NamedTuple):

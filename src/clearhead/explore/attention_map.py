@@ -140,12 +140,15 @@ class AttentionMap:
             sums = _mark_hidden(sums, self.windows(head).find_hidden_blocks(area[0], area[1], (height, width)))
         return Grid(sums, (height, width), self.step == 1, (area[0], area[1]))
 
-    def compute_weights(self, head: int) -> Float[Tensor, "queries keys"]:
-        """All weights at once, for short texts; −0.0 where the mask hides the key."""
-        return self._read_weights(head, *self._all_positions())
+    def compute_weights(
+        self, head: int, queries: range | None = None, keys: range | None = None
+    ) -> Float[Tensor, "queries keys"]:
+        """The weights of these queries and keys, by default of all; −0.0 where the mask hides the key.
 
-    def _read_weights(self, head: int, queries: range, keys: range) -> Float[Tensor, "queries keys"]:
-        """The weights of these queries and keys, where every single weight is available; fast at any length."""
+        Every single weight must be available; one row or column is fast at any length.
+        """
+        all_queries, all_keys = self._all_positions()
+        queries, keys = queries or all_queries, keys or all_keys
         if self.sight.kept is not None:
             return self._sum_exact(head, queries, keys, (1, 1)).sums
         first = self.first[0]
@@ -154,7 +157,7 @@ class AttentionMap:
     def compute_row(self, head: int, query: int) -> WeightLine:
         """The weights of the query at this position; if they were not kept, its top keys alone."""
         if self.exact:
-            weights = self._read_weights(head, range(query, query + 1), range(self.counts[1]))[0]
+            weights = self.compute_weights(head, queries=range(query, query + 1))[0]
             return WeightLine(weights, _find_largest(weights, 0))
         measured = (self.sight.queries == query).nonzero()
         if not len(measured):
@@ -167,7 +170,7 @@ class AttentionMap:
         """The weights that all queries give to the key at this position."""
         if not self.exact:
             return WeightLine(None, [])
-        weights = self._read_weights(head, self._all_positions()[0], range(key, key + 1))[:, 0]
+        weights = self.compute_weights(head, keys=range(key, key + 1))[:, 0]
         return WeightLine(weights, _find_largest(weights, self.first[0]))
 
     def compute_received(self, head: int) -> Float[Tensor, " keys"]:

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from clearhead.errors import LensError, RecordError
 from clearhead.explore.attention_map import THUMBNAIL, AttentionMap, Grid, WeightLine
-from clearhead.explore.live_model import MAX_CHARACTERS, LiveModel
-from clearhead.explore.model_lane import end_if_left, free_memory_soon
+from clearhead.explore.live_model import MAX_CHARACTERS, LiveModel, end_if_left, free_memory_soon
 from clearhead.explore.scene import Scene, finite_or_none
 from clearhead.explore.token_axis import Axis
 from clearhead.lens.record.attention_record import Record

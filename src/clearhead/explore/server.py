@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 from clearhead.errors import ClearheadError
-from clearhead.explore.model_lane import end_when
+from clearhead.explore.live_model import end_when
 from clearhead.explore.page_file import PAGE, bundle_page
 from clearhead.explore.page_requests import PageRequests, RecordGone, Response
 

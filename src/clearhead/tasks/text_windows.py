@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.attention import Mask
 from clearhead.model import ModelConfig
 from clearhead.text import Tokenizer
-from clearhead.text.batches import Ragged, token_batches
+from clearhead.text.batches import pad_sequences, token_batches
 
 READ_AT_ONCE = 4096  # tokens, where positions have no limit: attention takes time by the square of their number
 LONGEST_TEXT = 100_000  # characters that are read
@@ -136,13 +136,6 @@ def padded_batches(
     """
     for numbers in token_batches(list(map(len, sequences)), tokens, most):
         yield numbers, *pad_sequences([sequences[number] for number in numbers], pad, device)
-
-
-def pad_sequences(sequences: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Padded tokens (sequences, tokens) and the lengths."""
-    ragged = Ragged(sequences)
-    tokens, lengths = ragged.pad(torch.arange(len(sequences)), int(ragged.lengths.max()), pad)
-    return tokens.to(device), lengths.to(device)
 
 
 def mask_padding(tokens: Int[Tensor, "batch tokens"], lengths: Int[Tensor, " batch"]) -> Mask | None:

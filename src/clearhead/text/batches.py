@@ -105,6 +105,13 @@ class Ragged:
         return torch.where(inside, self.flat[where].long(), fill), lengths
 
 
+def pad_sequences(sequences: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Padded tokens (sequences, tokens) and the lengths."""
+    ragged = Ragged(sequences)
+    tokens, lengths = ragged.pad(torch.arange(len(sequences)), int(ragged.lengths.max()), pad)
+    return tokens.to(device), lengths.to(device)
+
+
 def token_batches(lengths: Sequence[int], tokens: int | None, most: int | None = None) -> list[list[int]]:
     """Indices of sequences in batches of similar length, longest first, so that running out of memory comes early.
 

@@ -13,9 +13,8 @@ from clearhead.errors import DataError
 from clearhead.model import Encoder
 from clearhead.tasks.answerer import Prediction
 from clearhead.tasks.losses import check_finite
-from clearhead.tasks.text_windows import pad_sequences
 from clearhead.text import Tokenizer
-from clearhead.text.batches import token_batches
+from clearhead.text.batches import pad_sequences, token_batches
 
 MASK = "<mask>"  # what a user writes
 CANDIDATES = 5  # of each mask, at least

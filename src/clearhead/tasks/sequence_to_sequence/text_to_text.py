@@ -32,10 +32,9 @@ from clearhead.tasks.sequence_to_sequence.generation import (
 )
 from clearhead.tasks.sequence_to_sequence.search import Decode
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
-from clearhead.tasks.text_windows import pad_sequences
 from clearhead.tasks.trace import Trace
 from clearhead.text import Report, Row, Tokenizer
-from clearhead.text.batches import Batch, Ragged
+from clearhead.text.batches import Batch, Ragged, pad_sequences
 
 if TYPE_CHECKING:
     from typing import Self

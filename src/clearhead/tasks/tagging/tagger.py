@@ -14,7 +14,8 @@ from clearhead.model import ModelConfig, TokenClassifier
 from clearhead.tasks.losses import check_finite
 from clearhead.tasks.tagging.linear_chain import Steps
 from clearhead.tasks.tagging.sentence_windows import CASES, WindowTokens
-from clearhead.tasks.text_windows import mask_padding, pad_sequences, padded_batches
+from clearhead.tasks.text_windows import mask_padding, padded_batches
+from clearhead.text.batches import pad_sequences
 
 STEP_SCALE = 10.0  # learned steps are multiplied by this, so that they learn at a higher rate than large matrices
 BATCH_TOKENS = 1024  # pads included: what a CPU's cache holds is computed fastest
