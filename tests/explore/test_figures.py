@@ -24,8 +24,7 @@ from torch import Tensor
 from clearhead import Decoder, Encoder, EncoderDecoder, Mask, ModelConfig, Record, attention_weights, load, watch
 from clearhead.errors import ConfigError, RecordError, ShapeError
 from clearhead.explore import figures
-from clearhead.explore.figures import figure_set, label_text, lesson_figures, style, weight_grid
-from clearhead.explore.figures.lesson_figures import Cost
+from clearhead.explore.figures import figure_set, label_text, style, weight_grid
 from clearhead.explore.head_summaries import ROLE_COLOURS
 from clearhead.lens.analysis.roles import HeadRoles
 from tests.test_cli import run
@@ -325,55 +324,6 @@ def test_the_atlas_finds_roles_in_a_record(translation):
     assert sum(int(word.split()[-1]) for word in words(figure.legends[0].get_texts())) == 18
 
 
-# Lessons
-
-
-def test_the_softmax_of_wide_scores_is_one_peak():
-    above, _, below, beside = figures.saturation().axes
-    wide, narrow = (axes.lines[0].get_ydata() for axes in (below, beside))
-    for given in (wide, narrow):
-        assert given.sum() == pytest.approx(1)
-    assert wide.max() > 0.99
-    assert narrow.max() < 0.01
-    scores = np.log(narrow) - np.log(narrow).mean()  # the softmax undone
-    assert scores.std() == pytest.approx(1, abs=0.02)
-    assert np.allclose(np.exp(100 * (scores - scores.max())) / np.exp(100 * (scores - scores.max())).sum(), wide)
-    assert sum(patch.get_height() for patch in above.patches) == 20_000
-    assert "standard deviation 100" in above.get_title()
-
-
-def test_positions_are_drawn_by_their_formulas():
-    figure = figures.positional_encodings(width=6, tokens=11)
-    left, middle, right = figure.axes[:3]
-    place, pair = np.meshgrid(np.arange(11), np.arange(3), indexing="ij")
-    angle = place / 10000 ** (2 * pair / 6)
-    assert np.allclose(drawn(left)[:, 0::2], np.sin(angle))
-    assert np.allclose(drawn(left)[:, 1::2], np.cos(angle))
-    assert np.allclose(drawn(middle), angle % (2 * np.pi))
-    assert np.allclose(right.lines[0].get_ydata(), np.cos(angle).mean(1))
-
-
-def test_costs_are_measured_and_drawn():
-    costs = figures.measure_costs((64, 256))
-    memory = {(one.method.split(":")[0], one.tokens): one.memory for one in costs}
-    assert memory["the definition", 256] >= 2 * 256 * 256 * 4, "2 heads of 256 × 256 numbers of 4 bytes"
-    assert memory["the definition", 256] > 10 * memory["the definition", 64]
-    assert memory["a fused kernel", 256] < memory["the definition", 256]
-    assert all(one.seconds > 0 for one in costs)
-    left, right = figures.cost(costs).axes
-    assert [line.get_label() for line in left.lines[:3]] == list(dict.fromkeys(one.method for one in costs))
-    assert np.allclose(right.lines[0].get_ydata() * 1e6, [one.memory for one in costs[:2]])
-    assert left.get_xscale() == left.get_yscale() == "log"
-    with pytest.raises(ConfigError, match="no costs"):
-        figures.cost([])
-
-
-def test_a_method_that_takes_too_long_is_not_tried_further(monkeypatch):
-    monkeypatch.setattr(lesson_figures, "MAX_SECONDS", 0.0)
-    costs = figures.measure_costs((32, 64))
-    assert [one.tokens for one in costs] == [32, 32, 32]
-
-
 # Labels
 
 
@@ -481,9 +431,6 @@ def test_nothing_overlaps(translation):
         "words": figures.head_grid(weights(8, 4, 4), captions=dict.fromkeys(range(8), "delimiter")),
         "short words": figures.head_map(weights(42, 42), keys=["▁so", "▁he", "▁W", "人", "▁.", "▁yesterday"] * 7),
         "roles": figures.head_atlas(translation, "role", title="roles of the heads of a small translator"),
-        "saturation": figures.saturation(),
-        "positions": figures.positional_encodings(),
-        "cost": figures.cost([Cost("a", 2**n, 4.0**n, 4**n) for n in range(5, 12)]),
     }
     assert {name: overlaps(figure) for name, figure in made.items()} == {name: [] for name in made}
 
@@ -501,7 +448,7 @@ def test_scales_can_be_read_without_colour(name):
 def test_words_can_be_read_on_every_colour(name):
     theme = style.THEMES[name]
     roles = [colours[theme.dark] for colours in ROLE_COLOURS.values()]
-    grounds = [*(theme.sequential(step / 50) for step in range(51)), *theme.categorical, *roles]
+    grounds = [*(theme.sequential(step / 50) for step in range(51)), *roles]
     assert min(contrast_ratio(style.choose_text_colour(ground), ground) for ground in grounds) > 4
     assert min(contrast_ratio(ink, theme.background) for ink in (theme.text, theme.muted, theme.highlight)) > 4.5
 
@@ -597,20 +544,6 @@ def test_parts_of_a_text_have_figures_of_their_own(translation):
     assert sum(name.startswith("part-2-") for name in names) == len(names) / 2
 
 
-def test_the_command_draws_a_lesson_without_a_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(figure_set, "cost", lambda: figures.cost([Cost("a", 8, 1.0, 1), Cost("a", 16, 4.0, 4)]))
-    folder = tmp_path / "two\nlines"
-    done = run("figures", "--lesson", "--out", folder, "--format", "svg", "--dark")
-    assert (done.code, done.err) == (0, "")
-    assert [Path(line.split("\t")[0]).name for line in done.out.splitlines()] == [
-        "saturation.svg",
-        "positions.svg",
-        "cost.svg",
-    ]
-    for path in folder.glob("*.svg"):
-        ElementTree.parse(path)
-
-
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_a_set_replaces_its_own_figures_and_no_other_files(tmp_path, kind):
     drawings = [figure_set.PlannedFigure(name, "nothing", Figure) for name in ("saturation", "positions")]
@@ -630,12 +563,11 @@ def test_a_set_replaces_its_own_figures_and_no_other_files(tmp_path, kind):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "give a MODEL and an INPUT, or a RECORD, or --lesson"),
-        (["zh-en", "x", "--lesson"], "give a MODEL and an INPUT, or a RECORD, or --lesson"),
+        ([], "Missing argument 'MODEL|RECORD'"),
         (["zh-en"], "no INPUT was given for zh-en"),
         (["zh-en", "x", "--format", "gif"], "figures are saved as png, svg, pdf, not as 'gif'"),
         (["zh-en", "x", "--heads", "decoder.7.cross:1"], "--heads decoder.7.cross:1"),
-        (["--lesson", "--out", str(ROOT / "LICENSE")], "LICENSE is a file"),
+        (["zh-en", "x", "--out", str(ROOT / "LICENSE")], "LICENSE is a file"),
     ],
 )
 def test_the_command_says_what_is_wrong(arguments, said, tmp_path):

@@ -11,7 +11,7 @@ import clearhead
 from clearhead import Mask, Record
 from clearhead.errors import RecordError
 from clearhead.explore import Axis, Scene, from_weights
-from clearhead.explore.head_summaries import add_effects, measure_agreement, summarise_heads
+from clearhead.explore.head_summaries import measure_agreement, summarise_heads
 from clearhead.explore.token_axis import encode_png_url
 from clearhead.lens.record.attention_views import Forward, Sight
 from clearhead.lens.record.call_metadata import CallMetadata
@@ -247,8 +247,11 @@ def test_delimiters_are_known_from_the_text():
     assert summarise_heads(seen, 0, Axis.text(texts).find_delimiters())[0]["role"] == "delimiter"
 
 
-def test_effects_are_added_to_the_summaries():
-    assert add_effects(summarise_heads(looking_at(list(range(7))), 0), [0.25])[0]["effect"] == 0.25
+def test_measured_effects_are_in_the_scene():
+    scene = Scene(writer(5))
+    name = next(iter(scene.maps))
+    scene.about.effects = {name: [0.25] * len(scene.heads[name])}
+    assert scene.to_json()["attentions"][0]["heads"][0]["effect"] == 0.25
 
 
 def test_every_call_and_every_sample_is_a_view():

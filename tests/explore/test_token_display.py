@@ -6,12 +6,13 @@ from clearhead.explore.token_axis import display_tokens
 
 
 def shown(*tokens: str) -> list[str]:
-    return [word.shown for word in display_tokens(tokens)]
+    return display_tokens(tokens).shown
 
 
 def joined(*tokens: str) -> str:
     """The text that the eye reads: glued tokens side by side."""
-    return "".join(word.shown if word.glued else f" {word.shown}" for word in display_tokens(tokens)).strip()
+    shown, glued, _ = display_tokens(tokens)
+    return "".join(word if joined else f" {word}" for word, joined in zip(shown, glued, strict=True)).strip()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,8 @@ def test_latin_letters_of_other_tokenizers_are_no_bytes():
 
 def test_only_names_of_special_tokens_make_one():
     text = ["</script>", "<b>", "<iostream>", "[0]", "[i]", "[A]", "<T>", "<!--"]
-    assert [word.shown for word in display_tokens(text) if not word.special] == text
+    assert display_tokens(text).shown == text
+    assert not any(display_tokens(text).special)
     special = ["[CLS]", "<s>", "</s>", "<pad>", "<|im_start|>", "<｜begin▁of▁sentence｜>", "<extra_id_3>", "[unused17]"]
     special += ["<start_of_turn>", "<unused99>", "[INST]", "[/INST]", "<mask>", "<17>", "<2en>", "<fim_prefix>"]
-    assert all(word.special for word in display_tokens(special))
+    assert all(display_tokens(special).special)

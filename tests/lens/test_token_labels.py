@@ -84,4 +84,4 @@ def test_a_record_and_its_page_show_what_was_read():
     texts = ["我爱", "北京", "▁hello", "<0xE9>", "<0x8F>", "<0xA1>"]
     assert [sight.text(0, key) for key in range(6)] == texts
     assert HuggingFaceTracer(None, tokenizer).pieces("tokens", [*numbers, -1]) == [*texts, ""]
-    assert [word.shown for word in display_tokens(texts)] == ["我爱", "北京", "hello", "鏡₁", "鏡₂", "鏡₃"]
+    assert display_tokens(texts).shown == ["我爱", "北京", "hello", "鏡₁", "鏡₂", "鏡₃"]

@@ -66,13 +66,6 @@ def summarise_heads(sight: Sight, sample: int, delimiters: Sequence[bool] | None
     return summaries
 
 
-def add_effects(heads: Sequence[HeadJson], effects: Sequence[float] | None) -> list[HeadJson]:
-    """The summaries with the effect of each head on the loss, where it was measured."""
-    if effects is None:
-        return list(heads)
-    return [{**head, "effect": round_for_json(effects[head["number"]])} for head in heads]
-
-
 def round_for_json(value: float | Float[Tensor, ""]) -> float | None:
     """Five significant digits; None for NaN and infinity, which JSON does not have."""
     return float(f"{float(value):.5g}") if math.isfinite(value) else None

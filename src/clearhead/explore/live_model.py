@@ -265,7 +265,7 @@ def _continue(tracer: Tracer, call: Forward, step: int, choice: int, options: Op
         raise LensError(f"the record has no alternative {choice} at place {step}; it has {len(choices):,} places")
     token = choices[step][choice]
     new = tracer.continue_trace(old, [*old.writes[:step], token], options=options)
-    shown = display_tokens(tracer.pieces(list(old.reads)[-1], [token]))[0].shown
+    shown = display_tokens(tracer.pieces(list(old.reads)[-1], [token])).shown[0]
     return old, new._replace(notes=[*new.notes, f"the model was made to write {shown}, and then went on by itself"])
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from clearhead.errors import RecordError
 from clearhead.explore.attention_map import OVERVIEW, AttentionMap
-from clearhead.explore.head_summaries import add_effects, choose_opening_head, summarise_heads
+from clearhead.explore.head_summaries import choose_opening_head, round_for_json, summarise_heads
 from clearhead.explore.scene_json import AttentionJson, ChangeJson, HeadJson, OutputJson, SceneJson, StartJson
 from clearhead.explore.tensor_encoding import encode_runs
 from clearhead.explore.token_axis import Axis, display_next_tokens, get_file_name, read_media
@@ -163,7 +163,9 @@ class Scene:
     def _attention_json(self, name: str, pixels: int) -> AttentionJson:
         attention, (queries, keys) = self.maps[name], self._name_axes(name)
         part, layer = _split_name(name)
-        heads = add_effects(self.heads[name], (self.about.effects or {}).get(name))
+        heads: list[HeadJson] = [{**head, "exact": attention.exact} for head in self.heads[name]]
+        if (effects := (self.about.effects or {}).get(name)) is not None:
+            heads = [{**head, "effect": round_for_json(effects[head["number"]])} for head in heads]
         return {
             "name": name,
             "part": part,
@@ -178,7 +180,7 @@ class Scene:
             "first": list(attention.first),
             "visible": encode_runs(attention.count_visible_keys()),
             "seen_by": encode_runs(attention.count_seeing_queries()),
-            "heads": [{**head, "exact": attention.exact} for head in heads],
+            "heads": heads,
         }
 
     def _output_json(self) -> OutputJson | None:

@@ -90,12 +90,11 @@ class Axis:
         return _picture_axis(media, count) if isinstance(media, PictureInput) else _sound_axis(media, count)
 
     @cached_property
-    def displayed(self) -> tuple[list[str], list[bool], list[bool]]:
-        """Three lists: the text of each token, whether it continues the word before, and whether it is special."""
+    def displayed(self) -> DisplayedTokens:
         if self.kind == "text" and "unknown" not in self.extra:
-            return display_token_lists(self.tokens)
+            return display_tokens(self.tokens)
         plain = [False] * len(self.tokens)
-        return list(self.tokens), plain, plain
+        return DisplayedTokens(list(self.tokens), plain, plain)
 
     def to_json(self) -> AxisJson:
         shown, glued, special = self.displayed
@@ -196,27 +195,22 @@ def _png_chunk(kind: bytes, content: bytes = b"") -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
-class DisplayedToken(NamedTuple):
-    """A token as it is displayed."""
+class DisplayedTokens(NamedTuple):
+    """Tokens as they are displayed; lists, because a text may have very many."""
 
-    shown: str
-    glued: bool  # whether it continues the word of the token before
-    special: bool = False  # start, end or padding
+    shown: list[str]
+    glued: list[bool]  # whether a token continues the word of the token before
+    special: list[bool]  # start, end or padding
 
 
-def display_tokens(tokens: Sequence[str]) -> list[DisplayedToken]:
+def display_tokens(tokens: Sequence[str]) -> DisplayedTokens:
     """Displays tokens without their marks for spaces; bytes become the character that they encode together.
 
-    >>> [word.shown for word in display_tokens(["▁lower", "est", "<0xE5>", "<0xA5>", "<0xB9>", "▁", "</s>"])]
+    >>> display_tokens(["▁lower", "est", "<0xE5>", "<0xA5>", "<0xB9>", "▁", "</s>"]).shown
     ['lower', 'est', '她₁', '她₂', '她₃', '␣', '⟨/s⟩']
-    >>> display_tokens(["▁lower", "est"])[1]
-    DisplayedToken(shown='est', glued=True, special=False)
+    >>> display_tokens(["▁lower", "est"])
+    DisplayedTokens(shown=['lower', 'est'], glued=[False, True], special=[False, False])
     """
-    return [DisplayedToken(*token) for token in zip(*display_token_lists(tokens), strict=True)]
-
-
-def display_token_lists(tokens: Sequence[str]) -> tuple[list[str], list[bool], list[bool]]:
-    """The same as three lists (shown, glued, special), which is faster for very many tokens."""
     different = list(dict.fromkeys(tokens))
     marks = {token for token in different if _is_special(token)}
     parse = _choose_parser([token for token in different if token not in marks])
@@ -229,7 +223,7 @@ def display_token_lists(tokens: Sequence[str]) -> tuple[list[str], list[bool], l
     special = [token in marks for token in tokens]
     opens = [pieces[token][1] for token in tokens]
     glued = [not (new or before) for new, before in zip(opens, [True, *special[:-1]], strict=True)] if tokens else []
-    return shown, glued, special
+    return DisplayedTokens(shown, glued, special)
 
 
 def is_punctuation(text: str) -> bool:
@@ -240,7 +234,7 @@ def display_next_tokens(rows: Sequence[Sequence[TokenChance] | None]) -> list[li
     """Candidates for the next token with their probabilities, displayed; None for rows that are not known."""
 
     def display(row: Sequence[TokenChance]) -> list[TokenChance]:
-        return [(display_tokens([token])[0].shown, chance) for token, chance in row if math.isfinite(chance)]
+        return [(display_tokens([token]).shown[0], chance) for token, chance in row if math.isfinite(chance)]
 
     return [None if row is None else display(row) for row in rows]
 

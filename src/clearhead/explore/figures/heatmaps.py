@@ -178,8 +178,12 @@ def _draw_map(axes: Axes, cells: WeightGrid, norm: Normalize, size: PlotSize, *,
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
     axes.set_box_aspect(size.height / size.width)
     axes.spines[:].set_visible(max(rows, columns) > MAX_VECTOR)
-    _write_query_labels(axes, cells.queries, size.height / rows)
-    _write_key_labels(axes, cells.keys, size.width / columns)
+    beside, above = _label_queries(cells.queries, size.height / rows), _label_keys(cells.keys, size.width / columns)
+    axes.set_yticks(beside.cells, beside.words, fontsize=beside.points)
+    axes.xaxis.tick_top()
+    axes.set_xticks(above.cells, above.words, fontsize=above.points)
+    for text, rotated in zip(axes.get_xticklabels(), above.rotated, strict=True):
+        text.set(rotation=90 if rotated else 0, linespacing=1.0, va="bottom", ha="center")
     if numbered:
         _write_numbers(axes, cells, norm)
 
@@ -247,41 +251,47 @@ def _fit_into(inches: float, rows: int, columns: int) -> PlotSize:
 def _measure_labels(cells: WeightGrid, size: PlotSize) -> tuple[float, float]:
     """The width of the labels beside a map, and the height of those above it, in inches."""
     rows, columns = cells.values.shape
-    beside = _measure_query_labels(cells.queries, size.height / rows)
-    return beside, _measure_key_labels(cells.keys, size.width / columns)
+    beside, above = _label_queries(cells.queries, size.height / rows), _label_keys(cells.keys, size.width / columns)
+    lines = max((word.count("\n") + 1 for word in above.words), default=1)
+    turned = [above.measure(word) for word, rotated in zip(above.words, above.rotated, strict=True) if rotated]
+    return max(map(beside.measure, beside.words), default=0.0), max([lines * above.points * 1.25 / 72, *turned])
 
 
-def _write_query_labels(axes: Axes, axis: GridAxis, pitch: float) -> None:
-    """Writes labels on the left; `pitch` is the height of a cell in inches."""
-    cells, words = _place_labels(axis, pitch)
-    axes.set_yticks(cells, words, fontsize=_font_size(axis, pitch))
+class _Labels(NamedTuple):
+    """The labels along one side of a map: where they stand, in cells, and how they are written."""
+
+    cells: list[float]
+    words: list[str]
+    rotated: list[bool]
+    points: float  # font size
+
+    def measure(self, word: str) -> float:
+        """The width of a label in inches."""
+        return measure_width(word, self.points)
 
 
-def _write_key_labels(axes: Axes, axis: GridAxis, pitch: float) -> None:
-    """Writes labels at the top: horizontally if they fit, else rotated or stacked."""
-    cells, words = _place_labels(axis, pitch)
-    points, flat = _fit_one_line(words, axis, pitch)
-    axes.xaxis.tick_top()
-    axes.set_xticks(cells, words if flat else [_stack_short(word) for word in words], fontsize=points)
-    for text in axes.get_xticklabels():
-        if not flat and _is_rotated(text.get_text(), points, pitch):
-            text.set_rotation(90)
-        text.set(linespacing=1.0, va="bottom", ha="center")
+def _label_queries(axis: GridAxis, pitch: float) -> _Labels:
+    """A label for each token if there is room, else some positions; `pitch` is the size of a cell in inches."""
+    count = len(axis.positions)
+    if _has_all_labels(axis, pitch):
+        cells, words = [float(cell) for cell in range(count)], make_axis_labels(axis.texts, axis.positions)
+        return _Labels(cells, words, [False] * count, min(style.TEXT, 72 * pitch * 0.74))
+    step = _round_step(count * POSITION_PITCH / max(pitch * axis.cells, POSITION_PITCH))
+    tokens = range(0, count, step)
+    cells = [(token + 0.5) / axis.block - 0.5 for token in tokens]
+    return _Labels(cells, [f"{axis.positions[token]:,}" for token in tokens], [False] * len(tokens), style.SMALL)
 
 
-def _measure_query_labels(axis: GridAxis, pitch: float) -> float:
-    """The width in inches of the labels of queries."""
-    points, (_, words) = _font_size(axis, pitch), _place_labels(axis, pitch)
-    return max((measure_width(word, points) for word in words), default=0.0)
-
-
-def _measure_key_labels(axis: GridAxis, pitch: float) -> float:
-    """The height in inches of the labels of keys."""
-    _, words = _place_labels(axis, pitch)
-    points, flat = _fit_one_line(words, axis, pitch)
-    upright = [] if flat else [_stack_short(word) for word in words]
-    turned = [measure_width(word, points) for word in upright if _is_rotated(word, points, pitch)]
-    return max([points * 1.25 / 72 * (word.count("\n") + 1) for word in upright or [""]] + turned)
+def _label_keys(axis: GridAxis, pitch: float) -> _Labels:
+    """The same for keys: in a smaller font if they then fit side by side, else rotated or stacked."""
+    labels = _label_queries(axis, pitch)
+    if not _has_all_labels(axis, pitch):
+        return labels
+    fitting = labels.points * (pitch - GAP) / max(map(labels.measure, labels.words))
+    if fitting >= MIN_FONT:
+        return labels._replace(points=min(labels.points, fitting))
+    words = [stack_characters(word) if len(word) <= MAX_STACKED else word for word in labels.words]
+    return labels._replace(words=words, rotated=[_is_rotated(word, labels.points, pitch) for word in words])
 
 
 def _has_all_labels(axis: GridAxis, pitch: float) -> bool:
@@ -289,14 +299,10 @@ def _has_all_labels(axis: GridAxis, pitch: float) -> bool:
     return axis.labelled and pitch >= MIN_PITCH
 
 
-def _place_labels(axis: GridAxis, pitch: float) -> tuple[list[float], list[str]]:
-    """Where labels stand, in cells, and their texts."""
-    count = len(axis.positions)
-    if _has_all_labels(axis, pitch):
-        return [float(cell) for cell in range(count)], make_axis_labels(axis.texts, axis.positions)
-    step = _round_step(count * POSITION_PITCH / max(pitch * axis.cells, POSITION_PITCH))
-    tokens = range(0, count, step)
-    return [(token + 0.5) / axis.block - 0.5 for token in tokens], [f"{axis.positions[token]:,}" for token in tokens]
+def _is_rotated(word: str, points: float, pitch: float) -> bool:
+    """Whether a label is rotated: not single characters, nor pairs that fit."""
+    letters = len(unicodedata.normalize("NFC", word))
+    return "\n" not in word and letters > 1 and (letters > 2 or measure_width(word, points) > pitch - GAP)
 
 
 def _round_step(least: float) -> int:
@@ -309,27 +315,3 @@ def _round_step(least: float) -> int:
         return 1
     power = 10 ** floor(log10(least))
     return int(next(times * power for times in (1, 2, 5, 10) if times * power >= least))
-
-
-def _font_size(axis: GridAxis, pitch: float) -> float:
-    """The font size in points."""
-    return min(style.TEXT, 72 * pitch * 0.74) if _has_all_labels(axis, pitch) else style.SMALL
-
-
-def _fit_one_line(words: Sequence[str], axis: GridAxis, pitch: float) -> tuple[float, bool]:
-    """The font size of labels on one line, and whether they fit; a smaller font is preferred to rotation."""
-    points = _font_size(axis, pitch)
-    if not _has_all_labels(axis, pitch):
-        return points, True
-    fitting = points * (pitch - GAP) / max(measure_width(word, points) for word in words)
-    return (min(points, fitting), True) if fitting >= MIN_FONT else (points, False)
-
-
-def _is_rotated(word: str, points: float, pitch: float) -> bool:
-    """Whether a label is rotated: not single characters, nor pairs that fit."""
-    letters = len(unicodedata.normalize("NFC", word))
-    return "\n" not in word and letters > 1 and (letters > 2 or measure_width(word, points) > pitch - GAP)
-
-
-def _stack_short(word: str) -> str:
-    return stack_characters(word) if len(word) <= MAX_STACKED else word

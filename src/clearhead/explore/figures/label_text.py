@@ -71,10 +71,11 @@ def make_labels(tokens: Sequence[str | None]) -> list[str]:
     ['un', '·lock', 'the', 'door', '.', '⇥', '∅', '␣', '⟨/s⟩']
     """
     labels, before = list[str](), ""
-    for token, word in zip(tokens, display_tokens([token or "" for token in tokens]), strict=True):
-        dot = GLUED if word.glued and _in_word(before[-1:]) and _in_word(word.shown[:1]) else ""
-        labels.append(dot + make_drawable(word.shown, MAX_WIDTH - len(dot)) if token else EMPTY)
-        before = word.shown
+    shown, glued, _ = display_tokens([token or "" for token in tokens])
+    for token, text, continues in zip(tokens, shown, glued, strict=True):
+        dot = GLUED if continues and _in_word(before[-1:]) and _in_word(text[:1]) else ""
+        labels.append(dot + make_drawable(text, MAX_WIDTH - len(dot)) if token else EMPTY)
+        before = text
     return labels
 
 

@@ -38,7 +38,7 @@ LINE_COLOURS = (
 
 
 class Theme(NamedTuple):
-    """Colours of a figure; scales differ in lightness, categories stay apart for the colour-blind."""
+    """Colours of a figure; scales differ in lightness."""
 
     background: str
     text: str
@@ -47,8 +47,6 @@ class Theme(NamedTuple):
     highlight: str  # frames
     sequential: Colormap  # from 0 to the largest weight
     diverging: Colormap  # around 0
-    cyclic: Colormap  # angles
-    categorical: tuple[str, ...]  # after Paul Tol
     line_hues: Colormap  # lines between tokens, from the first key to the last
     dark: bool = False
 
@@ -65,8 +63,6 @@ LIGHT = Theme(
     highlight="#0b5cad",
     sequential=_make_colormap("#fbf8f5", "#f5dfd3", "#e8b297", "#d27a50", "#aa441d", "#6b2109"),
     diverging=_make_colormap("#0b3c7d", "#5b93c9", "#f7f7f5", "#dd8452", "#7a2408"),
-    cyclic=matplotlib.colormaps["twilight"],
-    categorical=("#332288", "#cc6677", "#117733", "#88ccee", "#882255", "#ddcc77", "#44aa99", "#aa4499", "#999933"),
     line_hues=_make_colormap(*LINE_COLOURS[0]),
 )
 DARK = Theme(
@@ -77,8 +73,6 @@ DARK = Theme(
     highlight="#7cc0ff",
     sequential=_make_colormap("#1d2129", "#43302c", "#84452b", "#c8683a", "#f0a878", "#ffecdd"),
     diverging=_make_colormap("#9fd0ff", "#3f7cb8", "#20242c", "#c8683a", "#ffd9bd"),
-    cyclic=matplotlib.colormaps["twilight_shifted"],
-    categorical=("#77aadd", "#ee8866", "#44bb99", "#99ddff", "#ffaabb", "#eedd88", "#bbcc33", "#dd99dd", "#aaaa00"),
     line_hues=_make_colormap(*LINE_COLOURS[1]),
     dark=True,
 )
@@ -203,13 +197,6 @@ def measure_luminance(colour: ColorType) -> float:
     """The relative luminance of a colour, from 0 to 1, as WCAG defines it."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def style_axes(axes: Axes) -> None:
-    """Removes the box and adds grid lines."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(True, color=current_theme().grid, linewidth=0.6)
-    axes.set_axisbelow(True)
 
 
 def save(figure: Figure, path: str | Path) -> Path:

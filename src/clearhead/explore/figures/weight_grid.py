@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.errors import RecordError, ShapeError
-from clearhead.explore.token_axis import display_token_lists, is_punctuation
+from clearhead.explore.token_axis import display_tokens, is_punctuation
 from clearhead.lens import Forward, Record, Sight
 from clearhead.lens.measures.definition import choose_blocks, sum_blocks
 
@@ -184,8 +184,7 @@ def group_by_kind(names: Iterable[str]) -> dict[str, list[str]]:
 
 def find_punctuation(texts: Texts) -> list[bool]:
     """Which tokens are punctuation only."""
-    shown, _, _ = display_token_lists([text or "" for text in texts or ()])
-    return list(map(is_punctuation, shown))
+    return list(map(is_punctuation, display_tokens([text or "" for text in texts or ()]).shown))
 
 
 def get_call(source: Record | Forward) -> Forward:

@@ -1,13 +1,18 @@
-"""Figures for a lesson, without a model: softmax saturation, positional encodings, and the cost of attention."""
+"""Figures for a lesson, without a model: softmax saturation, positional encodings, and the cost of attention.
+
+python examples/lesson_figures.py figures     # writes three PNG files into the folder
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import timeit
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import matplotlib
 import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -19,13 +24,13 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from clearhead.attention import Rotary, Sinusoidal, attend, attention_weights
-from clearhead.errors import ConfigError
 from clearhead.explore.figures import style
 from clearhead.lens import measure
 
 SCORES, DEVIATIONS = 20_000, (100.0, 1.0)
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 HEADS, FEATURES = 2, 32
+COLOURS = ("#332288", "#cc6677", "#117733")  # after Paul Tol: they stay apart for the colour-blind
 MAX_SECONDS = 0.25  # a method that took longer is not tried with more tokens
 METHODS: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
     "the definition: all weights": lambda q, k, v: attention_weights(q, k) @ v,
@@ -44,7 +49,7 @@ def saturation() -> Figure:
         figure = style.make_figure(9.6, 5.6)
         grid = figure.subplots(2, 2)
         for (above, below), deviation in zip(grid.T, DEVIATIONS, strict=True):
-            style.style_axes(above)
+            _remove_box(above)
             above.hist((scores * deviation).numpy(), bins=50, color=theme.sequential(0.55))
             above.set_title(f"{SCORES:,} scores, standard deviation {deviation:g}")
             above.set(xlabel="score", ylabel="how many")
@@ -60,7 +65,7 @@ def saturation() -> Figure:
 def _draw_weights(axes: Axes, weights: Float[Tensor, " keys"]) -> None:
     """Plots the weights, with their perplexity and the sum of gradients in the title."""
     theme = style.current_theme()
-    style.style_axes(axes)
+    _remove_box(axes)
     # As vectors, tens of thousands of points would make megabytes.
     axes.plot(weights.numpy(), color=theme.sequential(0.75), linewidth=0.8, rasterized=True)
     keys = float(torch.special.entr(weights).sum().exp())
@@ -87,10 +92,10 @@ def positional_encodings(width: int = 64, tokens: int = 128) -> Figure:
         left, middle, right = figure.subplots(1, 3)
         _draw_field(figure, left, waves, theme.diverging, (-1.0, 1.0), "value")
         left.set(title="sinusoidal: added to the vectors", xlabel="feature")
-        _draw_field(figure, middle, angles, theme.cyclic, (0.0, 2 * torch.pi), "angle (radians)")
+        _draw_field(figure, middle, angles, matplotlib.colormaps["twilight"], (0.0, 2 * torch.pi), "angle (radians)")
         middle.set(title="rotary: rotates pairs of q and k", xlabel="pair of features")
-        style.style_axes(right)
-        right.plot(similar.numpy(), color=theme.categorical[0], linewidth=1.5)
+        _remove_box(right)
+        right.plot(similar.numpy(), color=COLOURS[0], linewidth=1.5)
         right.set(title="similarity of two positions", xlabel="distance in tokens", ylabel="product, 1 for equal")
         right.set_xlim(0, max(tokens - 1, 1))
         note = (
@@ -147,16 +152,15 @@ def cost(costs: Sequence[Cost] | None = None) -> Figure:
     """Time and memory against the number of tokens, on logarithmic axes; measured now unless `costs` are given."""
     measured = measure_costs() if costs is None else list(costs)
     if not measured:
-        raise ConfigError("there are no costs to draw")
+        raise ValueError("there are no costs to draw")
     lengths, methods = sorted({point.tokens for point in measured}), dict.fromkeys(point.method for point in measured)
     with style.figure_style() as theme:
         figure = style.make_figure(10.4, 4.8)
         grid = figure.subplots(1, 2)
-        colours = [theme.categorical[number] for number in (1, 0, 2)]
         quantities = ("seconds", 1e3, "time, ms"), ("memory", 1e-6, "memory, MB")
         for axes, (quantity, factor, name) in zip(grid, quantities, strict=True):
-            style.style_axes(axes)
-            for method, colour, mark in zip(methods, colours, "os^", strict=False):
+            _remove_box(axes)
+            for method, colour, mark in zip(methods, COLOURS, "os^", strict=False):
                 points = [point for point in measured if point.method == method]
                 values = [max(getattr(point, quantity) * factor, 1e-6) for point in points]
                 tokens = [point.tokens for point in points]
@@ -197,3 +201,23 @@ def _measure_memory(job: Callable[[], object]) -> int:
         held += event.nbytes()
         most = max(most, held)
     return most
+
+
+def _remove_box(axes: Axes) -> None:
+    """Removes the box and adds grid lines."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(True, color=style.current_theme().grid, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+FIGURES = {"saturation": saturation, "positions": positional_encodings, "cost": cost}
+
+
+def main(folder: str = "figures") -> None:
+    """Draws all figures, and prints their files."""
+    for name, draw in FIGURES.items():
+        print(style.save(draw(), f"{folder}/{name}.png"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2])
