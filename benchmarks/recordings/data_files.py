@@ -131,7 +131,7 @@ def _mark_spans(words: Sequence[Sequence[str]]) -> dict[str, object]:
 
 
 def _write_pictures(folder: Path) -> None:
-    """Coloured squares on noise, of three sizes, with captions and keywords."""
+    """Coloured squares on noise, of three sizes, with captions."""
     chance = np.random.default_rng(5)
     rows = []
     for number in range(36):
@@ -140,7 +140,7 @@ def _write_pictures(folder: Path) -> None:
         pixels[8:20, PLACES[place]] = COLOURS[colour]
         size = ((32, 32), (48, 32), (32, 40))[number % 3]
         Image.fromarray(pixels).resize(size, Image.Resampling.NEAREST).save(folder / f"picture-{number}.png")
-        rows.append([f"picture-{number}.png", f"a {colour} square on the {place}", f"{colour}, {place}"])
+        rows.append([f"picture-{number}.png", f"a {colour} square on the {place}"])
     _write_rows(folder / "pictures.tsv", rows[:30])
     _write_rows(folder / "pictures-dev.tsv", rows[30:])
 

@@ -32,7 +32,7 @@ CLASSIFICATION = [
         "classify-tiny",
         f"""
             data.train=data/pairs.tsv; data.dev=data/pairs-dev.tsv; data.columns=["text","other","label"]; {SMALL};
-            model.pooling=first; loss.token_dropout=0.1; loss.masked=0.3; loss.r_drop=0.5; train.weights=int8;
+            model.pooling=first; loss.token_dropout=0.1; loss.masked=0.3; train.weights=int8;
             train.accumulate=2; train.checkpointing=true; train.metric=loss; train.patience=5
         """,
         inputs=["Good morning!\tThis is awful.", "Why?\t"],
@@ -67,10 +67,12 @@ TAGGING = [
         interrupted=True,
     ),
 ]
+MIXTURES = "loss.mixtures=0"  # old code added a loss of mixed questions; docs/log.md says why it went
 ANSWERS = [
     Training(
         "answers",
         "answers-tiny",
+        removed=MIXTURES,
         inputs=QUESTIONS,
         predictions={"best": ["--best", "3"]},
         plain=["--best", "2"],
@@ -94,6 +96,7 @@ ANSWERS = [
             data.longest=300; answers.kind=pairs; answers.detector=neighbours; answers.hard_negatives=2;
             train.batch_tokens=4096
         """,
+        removed=MIXTURES,
         inputs=[*QUESTIONS, NEWS[0]],
         predictions={"best": ["--best", "3"]},
         evaluate=["data/questions-dev.tsv"],

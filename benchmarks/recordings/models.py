@@ -21,18 +21,29 @@ PAGE_DATA = re.compile(r'<script type="([\w/-]+)" id="([\w-]+)">(.*?)</script>',
 
 
 def record_group(folder: Path, group: list[Training]) -> Items:
-    """Trains models and uses them."""
+    """Trains models and uses them. A training that fails does not stop the others."""
+    errors = list[str]()
     for training in group:
-        name = training.name
-        yield f"{name}: training", train(training, folder, name)
-        yield f"{name}: run", describe_run(folder / name, folder)
-        if training.interrupted:
-            yield f"{name}: changed by an interruption", list_changes_by_interruption(training, folder)
-        if training.extended:
-            yield f"{name}: more steps", extend_copy(folder / name, folder, training)
-        else:
-            shutil.rmtree(folder / name / "checkpoints")  # they are large
-        yield from use_model(folder, training)
+        try:
+            yield from _record_training(folder, training)
+        except Exception as error:
+            yield f"{training.name}: failed", f"{type(error).__name__}: {error}"
+            errors.append(f"{training.name}: {error}")
+    if errors:
+        raise RuntimeError("\n".join(errors))
+
+
+def _record_training(folder: Path, training: Training) -> Items:
+    name = training.name
+    yield f"{name}: training", train(training, folder, name)
+    yield f"{name}: run", describe_run(folder / name, folder)
+    if training.interrupted:
+        yield f"{name}: changed by an interruption", list_changes_by_interruption(training, folder)
+    if training.extended:
+        yield f"{name}: more steps", extend_copy(folder / name, folder, training)
+    else:
+        shutil.rmtree(folder / name / "checkpoints")  # they are large
+    yield from use_model(folder, training)
 
 
 def use_model(folder: Path, training: Training) -> Items:

@@ -85,7 +85,10 @@ def resume_run(folder: Path, before: Path, training: Training) -> Items:
     if (before / training.name / "checkpoints").exists():
         own = folder / training.name  # others run at the same time
         shutil.copytree(before / "data", own / "data")
-        yield f"{training.name}: more steps", extend_copy(before / training.name, own, training)
+        try:
+            yield f"{training.name}: more steps", extend_copy(before / training.name, own, training)
+        except RuntimeError as error:  # the code that compares refuses the run
+            yield f"{training.name}: more steps", str(error)
 
 
 JOBS = [

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import clearhead
+from clearhead.train import read_recipe
 from recordings.commands import run_or_fail
 from recordings.comparison import find_differences
 from recordings.trainings import QUICK, Training
@@ -29,8 +30,21 @@ class Interruption(clearhead.Observer):
 
 
 def make_settings(training: Training) -> list[str]:
-    own = [setting.strip() for setting in training.settings.split(";")]
-    return [*(f"train.{setting}" for setting in QUICK), *(setting for setting in own if setting)]
+    removed = [setting for setting in _split_settings(training.removed) if _is_known(training.recipe, setting)]
+    return [*(f"train.{setting}" for setting in QUICK), *_split_settings(training.settings), *removed]
+
+
+def _split_settings(settings: str) -> list[str]:
+    return [setting.strip() for setting in settings.split(";") if setting.strip()]
+
+
+def _is_known(recipe: str, setting: str) -> bool:
+    """Whether the code that runs accepts a setting."""
+    try:
+        read_recipe(recipe, [setting])
+    except clearhead.ClearheadError:
+        return False
+    return True
 
 
 def train(training: Training, folder: Path, out: str, *options: str) -> dict[str, Any]:
@@ -60,6 +74,7 @@ def list_changes_by_interruption(training: Training, folder: Path) -> list[str]:
 
 
 def _train_until_interrupted(training: Training, folder: Path, out: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
     with contextlib.chdir(folder), contextlib.redirect_stderr(io.StringIO()):
         try:
             clearhead.run_training(

@@ -22,6 +22,7 @@ class Training:
     name: str
     recipe: str = ""  # none: the model is shipped
     settings: str = ""  # of --set, with semicolons between
+    removed: str = ""  # settings that switch off what later code does not have; left out where their keys are unknown
     inputs: list[str] = field(default_factory=list)  # of predict
     predictions: dict[str, list[str]] = field(default_factory=dict)  # options of `predict --json`, beside its defaults
     plain: list[str] | None = None  # options of a further `predict` without --json

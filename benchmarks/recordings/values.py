@@ -73,7 +73,7 @@ def _describe_texts(column: np.ndarray) -> str:
 
 def describe_file(path: Path, folder: Path) -> Any:
     """What a file holds. `folder` is that of the recording, whose path is left out of texts."""
-    if path.suffix == ".safetensors":
+    if path.suffix in (".safetensors", ".record"):
         return describe_safetensors(path)
     if path.suffix in (".json", ".jsonl", ".toml", ".txt", ".md", ".tsv"):
         text = DATE.sub("DATE", path.read_text(encoding="utf-8").replace(str(folder), "FOLDER"))

@@ -129,17 +129,13 @@ CAPTIONING = [
         figures=True,
     ),
     Training(
-        "caption memory",
+        "caption augmented",
         "caption-tiny",
         """
-            data.train=data/pictures.tsv; data.dev=data/pictures-dev.tsv; data.keywords=true; picture.height=32;
-            picture.width=32; picture.patch=8; picture.resize=crop;
-            augmentation={ flip = true, flip_except = ['left', 'right'], erase = 0.3, mix = 0.5, words = 0.2 };
-            augmentation.stretch=0.1; augmentation.shear=0.1; model.patch_convolutions=1;
-            model.patch_positions=rotary; loss.keywords=1.0; train.average=ema; train.decay=0.8;
-            decode={ beam = 2, samples = 6, sample_temperature = 0.7, sample_min_p = 0.01, views = 3 };
-            decode.neighbours=4; decode.neighbour_weight=2; decode.neighbour_features=both;
-            decode.neighbour_mirrored=true; decode.recombine=also; decode.longest=8
+            data.train=data/pictures.tsv; data.dev=data/pictures-dev.tsv; picture.height=32;
+            picture.width=32; picture.patch=8; picture.resize=crop; augmentation.flip=true; augmentation.zoom=0.3;
+            augmentation.rotation=25; model.patch_convolutions=1; model.patch_positions=rotary;
+            train.average=ema; train.decay=0.8; decode={ beam = 2, longest = 8, no_repeat_ngram = 2 }
         """,
         inputs=["data/picture-30.png", "data/picture-31.png", "data/picture-32.png"],
         evaluate=["data/pictures-dev.tsv"],
