@@ -199,6 +199,14 @@ def test_a_given_logsumexp_changes_nothing():
     assert_exact(run_job(given, "tiled"), given)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_best_weights_are_the_same_to_the_last_digit_whatever_the_tiles(dtype):
+    q, k = (random(3, 1, 3, size, 16).mul(4).round().div(4).to(dtype) for size in (37, 41))  # scores are exact
+    whole, cut = (measure(q, k, top=3, pixels=pixels, backend="tiled") for pixels in (0, 8))
+    assert torch.equal(whole.top_weights, cut.top_weights)
+    assert torch.equal(whole.peak, cut.peak)
+
+
 def test_strides_and_gradients_make_no_difference():
     q, k = random(1, 2, 37, 6, 13).float(), random(2, 2, 53, 3, 13).float()
     plain = measure(*(x.transpose(1, 2).contiguous() for x in (q, k)), Mask.causal())

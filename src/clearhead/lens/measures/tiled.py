@@ -38,6 +38,11 @@ def _choose_base(largest: Tensor, sinks: Tensor | None) -> Tensor:
 class _TiledJob(TileJob):
     """A job whose tiles are measured by PyTorch."""
 
+    def __init__(self, job: MeasureJob) -> None:
+        super().__init__(job)
+        self.rows.top_weights.fill_(-math.inf)  # until the end, log2 of a weight times the normaliser
+        self.shares = torch.zeros_like(self.rows.largest)  # 1 / the normaliser
+
     def measure_stack(self, stack: TileStack) -> None:
         """Measures all tiles of a stack into the results."""
         for tile in stack:
@@ -62,19 +67,25 @@ class _TiledJob(TileJob):
         normaliser = normaliser.masked_fill(normaliser == 0, 1.0)  # of a row that sees nothing
         log, share = normaliser.log(), normaliser.reciprocal()
         missing = (best == -math.inf) | normaliser.isnan()[..., None]
-        top_weights = best.exp2_().mul_(share[..., None])
         rows = RowMeasures(*(measure[tile.samples, tile.heads, tile.rows] for measure in self.rows))
         rows.largest.copy_(largest)
         rows.logsumexp.copy_((base + log).masked_fill_(largest == -math.inf, -math.inf))
         rows.entropy.copy_(total.mul_(log).sub_(log_sum, alpha=LOG2).mul_(share))
-        rows.peak.copy_(top_weights[..., 0])
         rows.distance.copy_(distance.mul_(share))
         rows.first.copy_(first.mul_(share))
-        rows.top_weights[..., : best.shape[-1]] = top_weights.masked_fill_(missing, 0.0)
+        rows.top_weights[..., : best.shape[-1]] = best
         rows.top_keys[..., : best.shape[-1]] = keys.add_(tile.run.columns.start).masked_fill_(missing, -1)
         for span, (low, high) in enumerate(self.find_span_edges(tile).tolist()):
             rows.span_mass[..., span] = exps[..., low : max(low, high)].sum(-1).mul_(share)
+        self.shares[tile.samples, tile.heads, tile.rows] = share
         self._add_sums(exps, share, tile)
+
+    def to_measures(self) -> Measures:
+        # exp2 of all rows at once: its last digit depends on the place in the tensor, so tiles would show in it
+        weights = self.rows.top_weights.exp2_().mul_(self.shares[..., None])
+        self.rows.peak.copy_(weights[..., 0])
+        weights.masked_fill_(self.rows.top_keys < 0, 0.0)
+        return super().to_measures()
 
     def _compute_distances(self, tile: Tile) -> Tensor:
         """|position of query − position of key| for the rows and columns of a tile."""
