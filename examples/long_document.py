@@ -36,7 +36,7 @@ def document(path: Path | None) -> str:
 
 
 def repeated(numbers: list[int], length: int) -> Tensor:
-    """So many of them; a text that is too short begins again."""
+    """`length` of these numbers; a text that is too short begins again."""
     return torch.tensor((numbers * -(-length // len(numbers)))[:length])
 
 

@@ -111,7 +111,7 @@ def coverage(sight: Sight) -> Float[Tensor, "batch heads"]:
 
 
 def _reduce_maps(weight: Tensor, values: int) -> Tensor:
-    """(heads, width, d) or, where so many values make up for it, the small R of W = QR: ‖R v‖ = ‖W v‖, as exactly."""
+    """The weight (heads, width, d); if there are many values, the small R of W = QR, since ‖R v‖ = ‖W v‖."""
     _, width, d = weight.shape
     if width <= d or values < 4 * d:
         return weight

@@ -211,7 +211,7 @@ class AnswerFinder:
             save_file(tensors, folder / GAUSSIANS)
 
     def load(self, folder: Path) -> None:
-        """Reads what `save` wrote, as far as it is there."""
+        """Reads the files that `save` wrote; some may be missing."""
         self.source = IndexSource.read(folder)  # before the index, so that no later change is missed
         self.index = AnswerIndex.load(folder) or self.index
         if (folder / GAUSSIANS).exists():
@@ -234,7 +234,7 @@ class AnswerFinder:
 def _add_votes(
     shares: NDArray[np.float64], similar: NDArray[np.float64], places: NDArray[np.int64], index: AnswerIndex
 ) -> None:
-    """Shifts probability to the answers of added questions, as far as they are nearer than trained ones.
+    """Shifts probability to the answers of added questions that are nearer than trained ones.
 
     Among a question's neighbours every answer has one vote for its nearest trained question and one for its nearest
     added question, with a weight that grows with similarity. The share of the votes of added questions goes to their

@@ -75,7 +75,7 @@ def score_bm25(train: Pairs, questions: Pairs) -> Baseline:
 
 
 def score_tf_idf(train: Pairs, questions: Pairs) -> Baseline:
-    """Logistic regression on TF-IDF; a question is known as far as its likeliest answer is likely."""
+    """Logistic regression on TF-IDF; the probability of the likeliest answer is that a question is known."""
     inside = [(question, answer) for question, answer in train if answer]
     model = TfidfBaseline().fit([question for question, _ in inside], [answer for _, answer in inside])
     shares = model.probabilities([question for question, _ in questions])

@@ -60,7 +60,7 @@ class LanguageDecode(Section):
     top_k: int | None = Field(None, ge=1)
     top_p: float | None = Field(None, gt=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1)
-    no_repeat_ngram: int = Field(0, ge=0)  # no run of so many tokens comes twice; 0: any may
+    no_repeat_ngram: int = Field(0, ge=0)  # length in tokens of runs that may not be repeated; 0: all may
     repetition_penalty: float = Field(1.0, gt=0)  # above 1, tokens that came before become less probable
     longest: int = Field(256, ge=1)  # tokens that are written
 
@@ -83,7 +83,7 @@ class LanguageOptions(Options):
         None, "Sample from tokens with at least this share of the top probability.", only=WRITE, ge=0, le=1
     )
     no_repeat_ngram: int | None = option(
-        None, "No run of so many tokens comes twice, the prompt's included; 0: any may.", only=WRITE, ge=0
+        None, "Length in tokens of runs that may not be repeated, also of the prompt; 0: all may.", only=WRITE, ge=0
     )
     repetition_penalty: float | None = option(
         None, "Above 1, tokens that came before become less probable (1.2 is much).", only=WRITE, gt=0

@@ -169,7 +169,7 @@ class LanguageTracer(TaskTracer[LanguageAnswerer], ContinuableTracer):
         return bool(usual if options.temperature is None else options.temperature)
 
     def continue_trace(self, trace: Trace, written: Sequence[int], *, options: LanguageOptions) -> Trace:
-        """The trace of a text that begins with the first token and these; the model writes on as far as `traces` does.
+        """The trace of a text that begins with the first token and these; the model goes on as in `traces`.
 
         Within the prompt, what is chosen and what follows it is the answer.
         """
