@@ -205,9 +205,9 @@ class Page {
   pinCursor() {
     const { explorer } = this;
     const { state, attention, asked } = explorer;
-    const place = state.direction === "at" ? state.cursor?.q : state.cursor?.k;
+    const index = state.direction === "at" ? state.cursor?.q : state.cursor?.k;
     const side = state.direction === "at" ? 0 : 1;
-    if (Number.isInteger(place)) explorer.pin(asked.name, place + attention.first[side]);
+    if (Number.isInteger(index)) explorer.pin(asked.name, index + attention.first[side]);
     else explorer.pin(asked.name, explorer.subject.positions.at(-1));
   }
 

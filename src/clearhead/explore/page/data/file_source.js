@@ -19,7 +19,7 @@ export class FileSource {
     this.data = scene.data ?? {};
     this.without = scene.without ?? {};
     this.floats = new Map(); // weights with what is hidden or no number, by attention and head
-    this.attentions = new Map(scene.attentions.map((one) => [one.name, one]));
+    this.attentions = new Map(scene.attentions.map((attention) => [attention.name, attention]));
     return scene;
   }
 
@@ -30,20 +30,20 @@ export class FileSource {
 
   /** Whether the file contains every weight of this head. */
   exact(name, head) {
-    return this.placeOf(name, head, "weights") >= 0;
+    return this.headIndexOf(name, head, "weights") >= 0;
   }
 
   async map(name, head) {
     const { counts, blocks } = this.attentions.get(name);
-    const place = this.placeOf(name, head, "map");
-    if (place < 0) {
+    const headIndex = this.headIndexOf(name, head, "map");
+    if (headIndex < 0) {
       const weights = await this.weights(name, head);
       if (!weights) throw new Error(`the file holds nothing of ${name}, head ${head}`);
       return poolWeights(weights, 0, counts[0], 0, counts[1], blocks[0], blocks[1]);
     }
     const entry = this.data[name].map;
     const [rows, columns] = entry.shape.slice(1);
-    return { rows, columns, values: this.part(await this.blocks.numbers(entry), entry, place, rows * columns) };
+    return { rows, columns, values: this.part(await this.blocks.numbers(entry), entry, headIndex, rows * columns) };
   }
 
   /** By how much the rounded numbers of this head may be wrong: its weights, its map, or with `tops` its top keys. */
@@ -55,10 +55,10 @@ export class FileSource {
   /** A window in blocks of height × width; the whole map if the file lacks exact weights of this head. */
   async window(name, head, q0, q1, k0, k1, height, width) {
     const { first, blocks, estimated } = this.attentions.get(name);
-    const place = [q0 - first[0], q1 - first[0], k0 - first[1], k1 - first[1]];
+    const area = [q0 - first[0], q1 - first[0], k0 - first[1], k1 - first[1]];
     const weights = await this.weights(name, head);
     if (!weights) return { ...(await this.map(name, head)), exact: !estimated, blocks };
-    return { ...poolWeights(weights, ...place, height, width), exact: true, blocks: [height, width] };
+    return { ...poolWeights(weights, ...area, height, width), exact: true, blocks: [height, width] };
   }
 
   async row(name, head, query) {
@@ -68,11 +68,11 @@ export class FileSource {
     const weights = await this.weights(name, head);
     if (!weights) {
       const tops = await this.tops(name, head);
-      const found = tops ? tops.of(query - first[0]) : [];
-      return { weights: null, top: found.map(([key, weight]) => [key, weight, normOf(key)]) };
+      const topKeys = tops ? tops.of(query - first[0]) : [];
+      return { weights: null, top: topKeys.map(([key, weight]) => [key, weight, normOf(key)]) };
     }
     const line = poolWeights(weights, query - first[0], query - first[0] + 1, 0, counts[1], 1, 1).values;
-    const top = largest(line, TOP_SHOWN).map(([place, weight]) => [place + first[1], weight, normOf(place + first[1])]);
+    const top = largest(line, TOP_SHOWN).map(([index, weight]) => [index + first[1], weight, normOf(index + first[1])]);
     return { weights: line, top };
   }
 
@@ -80,10 +80,10 @@ export class FileSource {
     const { counts, first } = this.attentions.get(name);
     const weights = await this.weights(name, head);
     if (weights) {
-      const place = key - first[1];
-      const line = poolWeights(weights, 0, counts[0], place, place + 1, 1, 1).values;
+      const index = key - first[1];
+      const line = poolWeights(weights, 0, counts[0], index, index + 1, 1, 1).values;
       const sums = await this.perKey(name, head, "sums");
-      const received = sums ? sums[place] : line.reduce((sum, weight) => sum + weight, 0);
+      const received = sums ? sums[index] : line.reduce((sum, weight) => sum + weight, 0);
       const close = !sums && this.precision(name, head) * counts[0] > SUM_ERROR;
       return {
         close,
@@ -114,12 +114,15 @@ export class FileSource {
 
   /** The top keys of each query, if the file contains only those. */
   async tops(name, head) {
-    const place = this.placeOf(name, head, "top_keys");
-    if (place < 0) return null;
+    const headIndex = this.headIndexOf(name, head, "top_keys");
+    if (headIndex < 0) return null;
     const { top_keys: keyEntry, top_weights: weightEntry } = this.data[name];
     const [, queries, count] = keyEntry.shape;
-    const keys = (await this.blocks.numbers(keyEntry)).subarray(place * queries * count, (place + 1) * queries * count);
-    const weights = this.part(await this.blocks.numbers(weightEntry), weightEntry, place, queries * count);
+    const keys = (await this.blocks.numbers(keyEntry)).subarray(
+      headIndex * queries * count,
+      (headIndex + 1) * queries * count,
+    );
+    const weights = this.part(await this.blocks.numbers(weightEntry), weightEntry, headIndex, queries * count);
     return new TopKeys(keys, weights, count);
   }
 
@@ -132,47 +135,51 @@ export class FileSource {
     throw new Error("a file cannot run the model");
   }
 
-  placeOf(name, head, kind) {
+  headIndexOf(name, head, kind) {
     const entry = this.data[name]?.[kind];
     if (!entry) return -1;
     return entry.heads
       ? entry.heads.indexOf(head)
-      : this.attentions.get(name).heads.findIndex((one) => one.number === head);
+      : this.attentions.get(name).heads.findIndex((candidate) => candidate.number === head);
   }
 
-  part(numbers, entry, place, length) {
-    const mean = meaning(entry, place);
+  part(numbers, entry, headIndex, length) {
+    const mean = meaning(entry, headIndex);
     const values = new Float32Array(length);
-    for (let i = 0; i < length; i++) values[i] = mean(numbers[place * length + i]);
+    for (let i = 0; i < length; i++) values[i] = mean(numbers[headIndex * length + i]);
     return values;
   }
 
   async perKey(name, head, kind) {
-    const place = this.placeOf(name, head, kind);
-    if (place < 0) return null;
+    const headIndex = this.headIndexOf(name, head, kind);
+    if (headIndex < 0) return null;
     const entry = this.data[name][kind];
-    return (await this.blocks.numbers(entry)).subarray(place * entry.shape[1], (place + 1) * entry.shape[1]);
+    return (await this.blocks.numbers(entry)).subarray(headIndex * entry.shape[1], (headIndex + 1) * entry.shape[1]);
   }
 
   /** The exact weights of a head for poolWeights; null if the file has none. */
   async weights(name, head) {
-    const place = this.placeOf(name, head, "weights");
-    if (place < 0) return null;
+    const headIndex = this.headIndexOf(name, head, "weights");
+    if (headIndex < 0) return null;
     const entry = this.data[name].weights;
     const [, queries, keys] = entry.shape;
     const numbers = await this.blocks.numbers(entry);
     const unit = 1 / (entry.levels ?? 1);
     const mask = this.data[name].hidden;
-    if (!mask && !entry.odd) return { numbers, unit, at: (q) => [(place * queries + q) * keys, keys] };
+    if (!mask && !entry.odd) return { numbers, unit, at: (q) => [(headIndex * queries + q) * keys, keys] };
     const key = `${name}/${head}`;
     if (!this.floats.has(key)) {
       if (this.floats.size >= FLOATS_KEPT) this.floats.clear();
       const size = queries * keys;
       const hidden = mask ? await this.blocks.numbers(mask) : null;
-      const start = hidden && mask.shape[0] > 1 ? place * size : 0;
+      const start = hidden && mask.shape[0] > 1 ? headIndex * size : 0;
       this.floats.set(
         key,
-        floatsOf(numbers.subarray(place * size, (place + 1) * size), entry, hidden?.subarray(start, start + size)),
+        floatsOf(
+          numbers.subarray(headIndex * size, (headIndex + 1) * size),
+          entry,
+          hidden?.subarray(start, start + size),
+        ),
       );
     }
     return { numbers: this.floats.get(key), unit, at: (q) => [q * keys, keys] };
@@ -187,21 +194,21 @@ class TopKeys {
     this.count = count;
   }
 
-  /** The top keys of the query at this place: [key position, weight], largest first. */
-  of(place) {
-    const found = [];
-    for (let i = place * this.count; i < (place + 1) * this.count; i++) {
-      if (this.keys[i] > 0) found.push([this.keys[i] - 1, this.weights[i]]);
+  /** The top keys of the query with this index: [key position, weight], largest first. */
+  of(index) {
+    const topKeys = [];
+    for (let i = index * this.count; i < (index + 1) * this.count; i++) {
+      if (this.keys[i] > 0) topKeys.push([this.keys[i] - 1, this.weights[i]]);
     }
-    return found.sort((one, other) => other[1] - one[1]);
+    return topKeys.sort((pair, other) => other[1] - pair[1]);
   }
 
   /** The queries that have this key among their top keys: [query place, weight], largest first. */
   on(key) {
-    const found = [];
+    const queries = [];
     for (let i = 0; i < this.keys.length; i++) {
-      if (this.keys[i] === key + 1) found.push([Math.floor(i / this.count), this.weights[i]]);
+      if (this.keys[i] === key + 1) queries.push([Math.floor(i / this.count), this.weights[i]]);
     }
-    return found.sort((one, other) => other[1] - one[1]);
+    return queries.sort((pair, other) => other[1] - pair[1]);
   }
 }

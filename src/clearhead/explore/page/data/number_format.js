@@ -76,7 +76,7 @@ export function cellFormat(high, wide, largest, precision = 0) {
   return { size, text, least };
 }
 
-/** The decimals of a list of weights: three, or two digits of the largest if that is more, as far as they are known. */
+/** The decimals of a list of weights: three, or two digits of the largest if that is more; never more than are known. */
 export function listDigits(largest, precision = 0) {
   return knownDigits(
     precision,
@@ -107,8 +107,8 @@ export function formatShare(share, precision = 0) {
   if (percent >= 99.5) return percent >= 99.95 ? ">99.9" : percent.toFixed(1);
   if (percent >= 9.95) return percent.toFixed(0);
   if (percent >= 0.095) return percent.toFixed(1);
-  const known = Math.max(1, knownDigits(precision, 6) - 2);
-  const digits = percent > 0 ? Math.min(known, Math.ceil(-Math.log10(percent))) : known;
+  const mostDigits = Math.max(1, knownDigits(precision, 6) - 2);
+  const digits = percent > 0 ? Math.min(mostDigits, Math.ceil(-Math.log10(percent))) : mostDigits;
   return percent < 0.5 * 10 ** -digits || share < precision
     ? `<${(10 ** -digits).toFixed(digits)}`
     : percent.toFixed(digits);

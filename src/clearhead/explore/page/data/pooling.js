@@ -37,12 +37,12 @@ export function poolWeights(weights, q0, q1, k0, k1, rowBlock, columnBlock) {
 /** The largest entries of a list, as [place, value], largest first; zeros are left out. */
 export function largest(values, count) {
   const best = [];
-  for (let place = 0; place < values.length; place++) {
-    const value = values[place];
+  for (let index = 0; index < values.length; index++) {
+    const value = values[index];
     if (!(value > 0) || value === Infinity || (best.length === count && value <= best[count - 1][1])) continue;
     let spot = best.length;
     while (spot > 0 && best[spot - 1][1] < value) spot--;
-    best.splice(spot, 0, [place, value]);
+    best.splice(spot, 0, [index, value]);
     if (best.length > count) best.pop();
   }
   return best;

@@ -15,8 +15,8 @@ export class ServerSource {
 
   /** Whether the server can compute every weight of this head. */
   exact(name, head) {
-    const attention = this.attentions.find((one) => one.name === name);
-    return Boolean(attention?.heads.find((one) => one.number === head)?.exact);
+    const attention = this.attentions.find((candidate) => candidate.name === name);
+    return Boolean(attention?.heads.find((candidate) => candidate.number === head)?.exact);
   }
 
   /** By how much numbers are wrong: as float32 they are exact. */
@@ -56,13 +56,13 @@ export class ServerSource {
   }
 
   async row(name, head, query) {
-    const found = await this.numbers("row", { name, head, query });
-    return { ...found, weights: found.values.length ? found.values : null };
+    const row = await this.numbers("row", { name, head, query });
+    return { ...row, weights: row.values.length ? row.values : null };
   }
 
   async column(name, head, key) {
-    const found = await this.numbers("column", { name, head, key });
-    return { ...found, weights: found.values.length ? found.values : null };
+    const column = await this.numbers("column", { name, head, key });
+    return { ...column, weights: column.values.length ? column.values : null };
   }
 
   async thumbs(name) {
@@ -80,13 +80,13 @@ export class ServerSource {
   }
 
   /** The answer that goes on from another token at a place: one of those that are listed there. */
-  async continueFrom(place, choice) {
-    return this.send("continue", { place, choice, ...this.about });
+  async continueFrom(outputIndex, choice) {
+    return this.send("continue", { place: outputIndex, choice, ...this.about });
   }
 
   /** The scene of that answer. */
-  async openContinuation(place, choice) {
-    return this.read("continue", { place, choice, open: true, ...this.about });
+  async openContinuation(outputIndex, choice) {
+    return this.read("continue", { place: outputIndex, choice, open: true, ...this.about });
   }
 
   /** What each head does for the loss, by attention; null where that takes too long. */

@@ -15,12 +15,12 @@ function fromSevens(text) {
   const bytes = new Uint8Array(Math.floor((text.length * 7) / 8));
   let bits = 0;
   let held = 0;
-  for (let i = 0, place = 0; place < bytes.length; i++) {
+  for (let i = 0, index = 0; index < bytes.length; i++) {
     bits = ((bits << 7) | (text.charCodeAt(i) & 127)) & 0xffff;
     held += 7;
     if (held < 8) continue;
     held -= 8;
-    bytes[place++] = bits >> held;
+    bytes[index++] = bits >> held;
   }
   return bytes;
 }
@@ -74,28 +74,28 @@ export class Blocks {
   constructor(room = 160 * 2 ** 20) {
     this.room = room;
     this.held = 0;
-    this.kept = new Map();
+    this.cached = new Map();
   }
 
   /** The raw numbers of an entry of scene.data. */
   numbers(entry) {
-    const known = this.kept.get(entry.id);
-    if (known) {
-      this.kept.delete(entry.id); // the newest stay longest
-      this.kept.set(entry.id, known);
-      return known.promise;
+    const cached = this.cached.get(entry.id);
+    if (cached) {
+      this.cached.delete(entry.id); // the newest stay longest
+      this.cached.set(entry.id, cached);
+      return cached.promise;
     }
-    const one = { promise: this.decode(entry), bytes: 0 };
-    this.kept.set(entry.id, one);
-    one.promise.then(
+    const block = { promise: this.decode(entry), bytes: 0 };
+    this.cached.set(entry.id, block);
+    block.promise.then(
       (numbers) => {
-        one.bytes = numbers.byteLength;
-        this.held += one.bytes;
+        block.bytes = numbers.byteLength;
+        this.held += block.bytes;
         this.makeRoom(entry.id);
       },
-      () => this.kept.delete(entry.id),
+      () => this.cached.delete(entry.id),
     );
-    return one.promise;
+    return block.promise;
   }
 
   async decode(entry) {
@@ -106,26 +106,26 @@ export class Blocks {
     if (entry.pack === "nibbles")
       return joinNibbles(
         bytes,
-        entry.shape.reduce((one, other) => one * other),
+        entry.shape.reduce((product, other) => product * other),
         entry.rest,
       );
     return joinPlanes(bytes, entry.planes ?? 1);
   }
 
   makeRoom(newest) {
-    for (const [id, one] of this.kept) {
+    for (const [id, block] of this.cached) {
       if (this.held <= this.room) return;
-      if (id === newest || !one.bytes) continue;
-      this.held -= one.bytes;
-      this.kept.delete(id);
+      if (id === newest || !block.bytes) continue;
+      this.held -= block.bytes;
+      this.cached.delete(id);
     }
   }
 }
 
 /** A function from raw numbers of an entry to values, for the head at this place. */
-export function meaning(entry, place) {
+export function meaning(entry, headIndex) {
   const levels = entry.levels ?? 1;
-  const scale = entry.scale ? entry.scale[place] : 1;
+  const scale = entry.scale ? entry.scale[headIndex] : 1;
   const odd = [NaN, Infinity, -Infinity];
   return (raw) => (entry.odd && raw > levels ? odd[raw - levels - 1] : (raw / levels) * scale);
 }

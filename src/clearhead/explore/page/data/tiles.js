@@ -20,7 +20,7 @@ export class HeadTiles {
    */
   constructor(source, attention, head, arrived) {
     Object.assign(this, { source, attention, head, arrived });
-    this.info = attention.heads.find((one) => one.number === head);
+    this.info = attention.heads.find((candidate) => candidate.number === head);
     this.beside = []; // those that are shown next to it
     this.base = null;
     this.tops = null;
@@ -53,8 +53,8 @@ export class HeadTiles {
     this.arrived();
   }
 
-  makeTile(area, found) {
-    return new Tile(area, found, (start, end) => countSeeing(this.attention, this.head, start, end));
+  makeTile(area, sums) {
+    return new Tile(area, sums, (start, end) => countSeeing(this.attention, this.head, start, end));
   }
 
   /**
@@ -70,8 +70,8 @@ export class HeadTiles {
       this.rest();
       return this.showing({ blocks: this.base.blocks, under: [], tiles: [this.base], finest: false });
     }
-    const { found, complete } = this.covering(window, blocks);
-    if (!found.length)
+    const { tiles, complete } = this.covering(window, blocks);
+    if (!tiles.length)
       return this.showing({
         blocks: this.base.blocks,
         under: [this.base, ...this.coarser(window, blocks)],
@@ -81,7 +81,7 @@ export class HeadTiles {
     return this.showing({
       blocks,
       under: complete ? [] : [this.base, ...this.coarser(window, blocks)],
-      tiles: found,
+      tiles: tiles,
       finest: true,
     });
   }
@@ -115,7 +115,7 @@ export class HeadTiles {
   /** The tiles in these blocks that intersect a window; missing ones are requested, the middle first. */
   covering(window, blocks) {
     const spans = this.spansOf(blocks);
-    const found = [];
+    const tiles = [];
     const missing = [];
     for (let row = Math.floor(window.q0 / spans[0]); row * spans[0] < window.q1; row++) {
       for (let column = Math.floor(window.k0 / spans[1]); column * spans[1] < window.k1; column++) {
@@ -124,13 +124,13 @@ export class HeadTiles {
         if (tile) {
           this.tiles.delete(key); // the newest stay longest
           this.tiles.set(key, tile);
-          found.push(tile);
+          tiles.push(tile);
         } else missing.push({ key, blocks, row, column, spans });
       }
     }
-    this.needed = found.length + missing.length;
+    this.needed = tiles.length + missing.length;
     this.ask(missing, window);
-    return { found, complete: !missing.length };
+    return { tiles, complete: !missing.length };
   }
 
   /** The whole map in these blocks, summed here from exact weights. */
@@ -140,8 +140,8 @@ export class HeadTiles {
     if (!this.tiles.has(key)) {
       const { rows, columns, shares } = this.base;
       const unit = { numbers: shares, unit: 1, at: (q) => [q * columns, columns] };
-      const found = poolWeights(unit, 0, rows, 0, columns, ...blocks);
-      this.tiles.set(key, this.makeTile({ q0: 0, q1: rows, k0: 0, k1: columns }, { ...found, blocks, exact: true }));
+      const sums = poolWeights(unit, 0, rows, 0, columns, ...blocks);
+      this.tiles.set(key, this.makeTile({ q0: 0, q1: rows, k0: 0, k1: columns }, { ...sums, blocks, exact: true }));
     }
     return this.tiles.get(key);
   }
@@ -152,17 +152,17 @@ export class HeadTiles {
     const meets = (tile) => tile.q0 < window.q1 && tile.q1 > window.q0 && tile.k0 < window.k1 && tile.k1 > window.k0;
     return [...this.tiles.values()]
       .filter((tile) => rougher(tile) && meets(tile))
-      .sort((one, other) => other.grain - one.grain);
+      .sort((tile, other) => other.grain - tile.grain);
   }
 
   ask(missing, window) {
     const middle = [(window.q0 + window.q1) / 2, (window.k0 + window.k1) / 2];
-    const apart = (one) =>
-      Math.hypot((one.row + 0.5) * one.spans[0] - middle[0], (one.column + 0.5) * one.spans[1] - middle[1]);
-    const keys = new Set(missing.map((one) => one.key));
+    const apart = (tile) =>
+      Math.hypot((tile.row + 0.5) * tile.spans[0] - middle[0], (tile.column + 0.5) * tile.spans[1] - middle[1]);
+    const keys = new Set(missing.map((tile) => tile.key));
     this.wanted = missing
       .filter(({ key }) => !this.running.has(key) && !this.failed.has(key))
-      .sort((one, other) => apart(one) - apart(other));
+      .sort((tile, other) => apart(tile) - apart(other));
     for (const [key, stop] of this.running) if (!keys.has(key)) stop.abort();
     this.advance();
   }
@@ -193,9 +193,9 @@ export class HeadTiles {
     };
     try {
       await new Promise((resolve) => setTimeout(resolve)); // a frame may be painted in between
-      const place = [area.q0 + first[0], area.q1 + first[0], area.k0 + first[1], area.k1 + first[1]];
-      const found = await this.source.window(name, this.head, ...place, ...blocks, stop.signal);
-      this.tiles.set(key, this.makeTile(area, found));
+      const corners = [area.q0 + first[0], area.q1 + first[0], area.k0 + first[1], area.k1 + first[1]];
+      const sums = await this.source.window(name, this.head, ...corners, ...blocks, stop.signal);
+      this.tiles.set(key, this.makeTile(area, sums));
       this.problem = null;
       for (const old of this.tiles.keys()) {
         if (this.tiles.size <= Math.max(TILES_KEPT, 2 * this.needed)) break;
@@ -238,8 +238,8 @@ export class HeadTiles {
       }
       for (let k = k0 - (k0 % long); k < k1; k += long) {
         const { rows, columns, sum } = this.base.cell(q, k);
-        const [known, cells] = taken.get(k / long) ?? [0, 0];
-        yield { q, k, rows, columns, mean: Math.max(0, sum - known) / Math.max(1, rows * columns - cells) };
+        const [exactSum, cells] = taken.get(k / long) ?? [0, 0];
+        yield { q, k, rows, columns, mean: Math.max(0, sum - exactSum) / Math.max(1, rows * columns - cells) };
       }
     }
   }
@@ -266,7 +266,9 @@ export class HeadTiles {
 
   /** The share of attention with the full colour, for blocks of cells; heads side by side share a scale. */
   full(curve, blocks) {
-    return Math.max(...[this, ...this.beside].filter((one) => one.base).map((one) => one.fullAlone(curve, blocks)));
+    return Math.max(
+      ...[this, ...this.beside].filter((tiles) => tiles.base).map((tiles) => tiles.fullAlone(curve, blocks)),
+    );
   }
 
   fullAlone(curve, blocks) {
@@ -286,7 +288,7 @@ export class HeadTiles {
   ends(curve, blocks) {
     if (curve === "log") return ["≤0.0001", "1"];
     const full = this.full(curve, blocks);
-    const more = [this, ...this.beside].some((one) => (one.whole ? one.largest : 1) > full * 1.005);
+    const more = [this, ...this.beside].some((tiles) => (tiles.whole ? tiles.largest : 1) > full * 1.005);
     return ["0", full === 1 ? "1" : `${more ? "≥" : ""}${full.toFixed(full < 0.01 ? 4 : full < 0.1 ? 3 : 2)}`];
   }
 }
@@ -296,14 +298,14 @@ export class HeadTiles {
  * anything, which `countSeeing` counts.
  */
 class Tile {
-  constructor(area, found, countSeeing) {
+  constructor(area, sums, countSeeing) {
     Object.assign(this, area);
-    this.rows = found.rows;
-    this.columns = found.columns;
-    this.blocks = found.blocks;
-    this.exact = found.exact;
-    this.grain = found.blocks[0] * found.blocks[1];
-    this.shares = found.values;
+    this.rows = sums.rows;
+    this.columns = sums.columns;
+    this.blocks = sums.blocks;
+    this.exact = sums.exact;
+    this.grain = sums.blocks[0] * sums.blocks[1];
+    this.shares = sums.values;
     this.seeing = new Int32Array(this.rows).fill(1); // queries of each row that see anything
     if (this.blocks[0] > 1) {
       for (let row = 0; row < this.rows; row++) {

@@ -12,15 +12,15 @@ import { evenWeight, seeingQueries, visibleKeys } from "./visible_counts.js";
  * `added`: how many weights make up one of these (1: a mean). `visible`: how many tokens of the answering axis the mask
  * leaves (null if not known). `even`: what each would get if all got the same.
  */
-export async function combineLines(explorer, chosen, direction, positions) {
+export async function combineLines(explorer, headId, direction, positions) {
   const lines = await Promise.all(
-    positions.map((one) => explorer.weights.lineOf(direction, chosen.name, chosen.head, one)),
+    positions.map((position) => explorer.weights.lineOf(direction, headId.name, headId.head, position)),
   );
-  const attention = explorer.attentionOf(chosen.name);
+  const attention = explorer.attentionOf(headId.name);
   const at = direction === "at";
-  const [own, first] = at ? attention.first : [...attention.first].reverse();
-  const counts = (at ? visibleKeys : seeingQueries)(attention, chosen.head);
-  const seen = counts && positions.map((position) => counts[position - own]);
+  const [firstAsked, first] = at ? attention.first : [...attention.first].reverse();
+  const counts = (at ? visibleKeys : seeingQueries)(attention, headId.head);
+  const seen = counts && positions.map((position) => counts[position - firstAsked]);
   const parts = at ? Math.max(1, seen ? seen.filter((count) => count > 0).length : lines.length) : 1; // of a mean
   const norms = new Map(lines.flatMap((line) => line.top.map(([position, , norm]) => [position, norm ?? null])));
   const received = lines.reduce((sum, line) => sum + (line.received ?? 0), 0);
@@ -32,20 +32,20 @@ export async function combineLines(explorer, chosen, direction, positions) {
     weights = new Float32Array(lines[0].weights.length).fill(-0); // hidden keys stay -0
     for (const line of lines) for (let i = 0; i < weights.length; i++) weights[i] += line.weights[i];
     for (let i = 0; i < weights.length; i++) weights[i] /= parts;
-    top = largest(weights, TOP_SHOWN).map(([place, weight]) => [
-      place + first,
+    top = largest(weights, TOP_SHOWN).map(([index, weight]) => [
+      index + first,
       weight,
-      norms.get(place + first) ?? null,
+      norms.get(index + first) ?? null,
     ]);
   } else {
     for (const line of lines)
       for (const [position, weight] of line.top) sparse.set(position, (sparse.get(position) ?? 0) + weight / parts);
     top = [...sparse]
-      .sort((one, other) => other[1] - one[1])
+      .sort((pair, other) => other[1] - pair[1])
       .slice(0, TOP_SHOWN)
       .map(([position, weight]) => [position, weight, norms.get(position) ?? null]);
   }
-  const even = (query) => evenWeight(attention, chosen.head, query);
+  const even = (query) => evenWeight(attention, headId.head, query);
   return {
     weights,
     sparse,
@@ -57,7 +57,7 @@ export async function combineLines(explorer, chosen, direction, positions) {
     odd: Boolean(weights?.some((weight) => !Number.isFinite(weight))),
     visible: countTogether(lines, seen, weights),
     even: at
-      ? positions.reduce((sum, position) => sum + even(position - own), 0) / positions.length
+      ? positions.reduce((sum, position) => sum + even(position - firstAsked), 0) / positions.length
       : lines.length * even(top.length ? top[0][0] - first : null),
   };
 }

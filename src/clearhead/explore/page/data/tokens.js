@@ -91,7 +91,7 @@ export class Axis {
 
   /** Whether a space stands before a token: between words, but not between those of a script without spaces. */
   isApart(position) {
-    const shown = (one) => String(this.shown[one] ?? "");
+    const shown = (token) => String(this.shown[token] ?? "");
     return (
       position > 0 &&
       !this.glued(position) &&
@@ -116,20 +116,20 @@ export class Axis {
     const wanted = text.toLocaleLowerCase().replace(/\s+/gu, " ");
     if (!wanted.trim()) return [];
     const { whole, starts } = this.joined;
-    const found = [];
+    const matches = [];
     const before = wanted.length - wanted.trimStart().length;
     let position = 0;
     for (
       let at = whole.indexOf(wanted);
-      at >= 0 && found.length < most;
+      at >= 0 && matches.length < most;
       at = whole.indexOf(wanted, starts[position + 1] ?? at + 1)
     ) {
       while (position + 1 < starts.length && starts[position + 1] <= at + before) position++;
       const covering = [position];
       while (starts[covering.at(-1) + 1] < at + wanted.length) covering.push(covering.at(-1) + 1);
-      found.push(covering);
+      matches.push(covering);
     }
-    return found;
+    return matches;
   }
 
   /** All tokens as one lower-case text, and where each begins in it; a space between words that are written apart. */

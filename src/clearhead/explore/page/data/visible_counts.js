@@ -4,8 +4,8 @@ const expanded = new WeakMap(); // by attention: {visible, seen_by}, a list of c
 
 function expand(runs) {
   const counts = new Int32Array(runs.reduce((sum, [, , length]) => sum + length, 0));
-  let place = 0;
-  for (const [first, step, length] of runs) for (let i = 0; i < length; i++) counts[place++] = first + step * i;
+  let index = 0;
+  for (const [first, step, length] of runs) for (let i = 0; i < length; i++) counts[index++] = first + step * i;
   return counts;
 }
 

@@ -20,17 +20,17 @@ export class WeightCache {
   tilesOf(name, head) {
     const key = `${name}/${head}`;
     const before = this.tiles.get(key);
-    const known =
+    const tiles =
       before && (before.base || !before.problem)
         ? before
         : new HeadTiles(this.source, this.attentionOf(name), head, this.arrived);
     this.tiles.delete(key);
-    this.tiles.set(key, known);
+    this.tiles.set(key, tiles);
     for (const old of this.tiles.keys()) {
       if (this.tiles.size <= HEADS_KEPT) break;
       this.tiles.delete(old);
     }
-    return known;
+    return tiles;
   }
 
   /** A row ("at") or a column ("by") of weights. */

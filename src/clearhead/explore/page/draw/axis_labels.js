@@ -35,8 +35,8 @@ export function labelRoom(context, axis, first, count) {
   if (axis.kind === "image" || axis.kind === "audio") return 44;
   const step = Math.max(1, Math.floor(count / SAMPLE));
   let most = 24;
-  for (let place = 0; place < count; place += step)
-    most = Math.max(most, widthOf(context, axis.label(first + place, 24)));
+  for (let index = 0; index < count; index += step)
+    most = Math.max(most, widthOf(context, axis.label(first + index, 24)));
   return Math.min(most, WIDEST);
 }
 
@@ -187,9 +187,9 @@ export function paintQueries(plot) {
 }
 
 /** Whether a token is pointed at while the sentence and the table are about others, which are pinned. */
-function beside({ cursor }, pinned, place) {
+function beside({ cursor }, pinned, index) {
   const cell = Number.isInteger(cursor?.q) && Number.isInteger(cursor?.k);
-  return pinned.size > 0 && !pinned.has(place) && !cell;
+  return pinned.size > 0 && !pinned.has(index) && !cell;
 }
 
 function named(set, cursor) {
@@ -226,11 +226,11 @@ function paintFlag(plot, axis, position, x, y, above) {
 }
 
 /** Lines under the tokens of one word; Chinese, Japanese and Korean, which are written without spaces, need none. */
-function paintWords(axis, first, start, end, place, draw) {
+function paintWords(axis, first, start, end, pixelOf, draw) {
   for (let token = Math.max(start, 0); token < end; ) {
     let stop = token + 1;
     while (stop < end && continuesWord(axis, first + stop)) stop++;
-    if (stop > token + 1) draw(place(token) + 3, place(stop) - 3);
+    if (stop > token + 1) draw(pixelOf(token) + 3, pixelOf(stop) - 3);
     token = stop;
   }
 }

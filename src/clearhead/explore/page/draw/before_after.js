@@ -15,10 +15,10 @@ export function showBeforeAfter(before, after, id, names = ["before", "after"]) 
   return make("div", { class: "before-after" }, column(names[0], "gone", runs), column(names[1], "new", runs, id));
 }
 
-function column(name, own, runs, id = null) {
+function column(name, shownKind, runs, id = null) {
   const parts = runs
-    .filter(([kind]) => kind === "same" || kind === own)
-    .map(([kind, text]) => (kind === "same" ? text : make(own === "gone" ? "del" : "ins", { text })));
+    .filter(([kind]) => kind === "same" || kind === shownKind)
+    .map(([kind, text]) => (kind === "same" ? text : make(shownKind === "gone" ? "del" : "ins", { text })));
   return make(
     "div",
     {},
@@ -29,12 +29,12 @@ function column(name, own, runs, id = null) {
 
 /** The runs of two texts: [kind, text] with "same", "gone" (only before) or "new" (only after), in order. */
 function compareTexts(before, after) {
-  const found = [];
+  const runs = [];
   for (const [kind, text] of edits(pieces(before), pieces(after))) {
-    if (found.at(-1)?.[0] === kind) found.at(-1)[1] += text;
-    else found.push([kind, text]);
+    if (runs.at(-1)?.[0] === kind) runs.at(-1)[1] += text;
+    else runs.push([kind, text]);
   }
-  return found;
+  return runs;
 }
 
 /** Words with the space after them; letters where a language has no spaces. */
@@ -54,15 +54,15 @@ function edits(old, young) {
       table[i][j] = same(i, j) ? table[i + 1][j + 1] + 1 : Math.max(table[i + 1][j], table[i][j + 1]);
     }
   }
-  const found = [];
+  const changes = [];
   let [i, j] = [0, 0];
   while (i < old.length || j < young.length) {
     if (i < old.length && j < young.length && same(i, j)) {
-      found.push(["same", young[j++]]);
+      changes.push(["same", young[j++]]);
       i++;
     } else if (i < old.length && (j === young.length || table[i + 1][j] >= table[i][j + 1]))
-      found.push(["gone", old[i++]]);
-    else found.push(["new", young[j++]]);
+      changes.push(["gone", old[i++]]);
+    else changes.push(["new", young[j++]]);
   }
-  return found;
+  return changes;
 }

@@ -48,15 +48,15 @@ function rgbOf(hex) {
   return [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
 }
 
-function mixColours(one, other, share) {
-  return one.map((value, i) => Math.round(value + (other[i] - value) * share));
+function mixColours(start, other, share) {
+  return start.map((value, i) => Math.round(value + (other[i] - value) * share));
 }
 
 /** The colour at a share of the way from the first stop to the last. */
 function colourBetween(stops, share) {
-  const place = share * (stops.length - 1);
-  const low = Math.min(Math.floor(place), stops.length - 2);
-  return mixColours(stops[low], stops[low + 1], place - low);
+  const position = share * (stops.length - 1);
+  const low = Math.min(Math.floor(position), stops.length - 2);
+  return mixColours(stops[low], stops[low + 1], position - low);
 }
 
 function hexOf(colour) {
@@ -66,8 +66,8 @@ function hexOf(colour) {
 const INKS = ["#1d2433", "#ffffff", "#000000"]; // one of them is readable on any ground
 
 /** The contrast of two colours, as WCAG defines it. */
-function contrast(one, other) {
-  const [dark, light] = [luminance(one), luminance(other)].sort((a, b) => a - b);
+function contrast(colour, other) {
+  const [dark, light] = [luminance(colour), luminance(other)].sort((a, b) => a - b);
   return (light + 0.05) / (dark + 0.05);
 }
 

@@ -26,7 +26,7 @@ export function listLines({ rows, columns, values }) {
       if (weight >= LEAST_WEIGHT && weight < Infinity) lines.push({ q, k, weight });
     }
   }
-  return lines.sort((one, other) => one.weight - other.weight);
+  return lines.sort((line, other) => line.weight - other.weight);
 }
 
 /** The weight of the thickest line, as on the map: 1, or the largest, but at least four times the even weight. */

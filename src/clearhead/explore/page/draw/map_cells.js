@@ -37,12 +37,12 @@ export function paintPlot(plot) {
 function paintWeights(plot) {
   const { viewport, tiles } = plot;
   const large = Math.min(...viewport.cell) >= RECTANGLE;
-  const { blocks, under, tiles: found, finest } = tiles.view(viewport);
+  const { blocks, under, tiles: shown, finest } = tiles.view(viewport);
   if (!finest && tiles.tops && viewport.cell[1] >= SHARP) {
     plot.resolution = { blocks: [1, 1], exact: false, tops: true, hides: false, odd: tiles.base.odd };
     return paintTops(plot, viewport.window);
   }
-  const all = [...under, ...found];
+  const all = [...under, ...shown];
   plot.resolution = {
     blocks,
     exact: all.every((tile) => tile.exact),
@@ -52,8 +52,8 @@ function paintWeights(plot) {
   };
   for (const tile of under) paintTile(plot, tile);
   const single = large && finest && blocks[0] === 1 && blocks[1] === 1;
-  plot.number = single ? cellFormat(...viewport.cell, largestIn(found, viewport.window), tiles.precision) : null;
-  for (const tile of found) single ? paintCells(plot, tile) : paintTile(plot, tile);
+  plot.number = single ? cellFormat(...viewport.cell, largestIn(shown, viewport.window), tiles.precision) : null;
+  for (const tile of shown) single ? paintCells(plot, tile) : paintTile(plot, tile);
 }
 
 /** The largest weight in a window of single cells. */

@@ -19,7 +19,7 @@ function chooseSubject(explorer) {
   const position = onAnswer && shown ? subject.positions.at(-1) : (pinned ?? explorer.step - 1);
   const itself = readsBefore && position > 0 && pinned === position; // a pinned token has its own alternatives
   const label = axis.label(position, 24);
-  return { place: itself ? position - 1 : position, label, instead: itself || !readsBefore };
+  return { outputIndex: itself ? position - 1 : position, label, instead: itself || !readsBefore };
 }
 
 export function paintAlternatives(explorer) {
@@ -27,16 +27,16 @@ export function paintAlternatives(explorer) {
   const box = byId("next");
   box.hidden = !output?.next || !output.axis;
   if (box.hidden) return;
-  const { place, label, instead } = chooseSubject(explorer);
+  const { outputIndex, label, instead } = chooseSubject(explorer);
   const token = make("bdi", { class: "strong", text: label });
   const title = make("h2", { class: "sub" }, ...sayAround(instead ? "insteadOf" : "nextAfter", { token }));
-  if (!output.next[place]?.length) return refill(box, title, makeNote(say("noNext")));
-  const off = explorer.ablation.answer?.next?.[place] ?? null;
+  if (!output.next[outputIndex]?.length) return refill(box, title, makeNote(say("noNext")));
+  const off = explorer.ablation.answer?.next?.[outputIndex] ?? null;
   const canContinue = explorer.live && explorer.scene.continues;
-  const rows = listRows(explorer, place, off).map((row) => showRow(explorer, place, row, off, canContinue));
+  const rows = listRows(explorer, outputIndex, off).map((row) => showRow(explorer, outputIndex, row, off, canContinue));
   const table = make("table", { class: "keys" }, off ? makeHead() : null, make("tbody", {}, ...rows));
   const hint = canContinue ? makeNote(say("goOnHint"), "soft tiny") : null;
-  refill(box, title, table, hint, ...showContinuation(explorer, place));
+  refill(box, title, table, hint, ...showContinuation(explorer, outputIndex));
 }
 
 /** The head of a table with the probabilities before and after an ablation. */
@@ -47,15 +47,18 @@ function makeHead() {
   return make("thead", {}, make("tr", {}, make("td"), before, after, bars));
 }
 
-function showRow(explorer, place, { text, chance, without, choice, written }, off, canContinue) {
+function showRow(explorer, outputIndex, { text, chance, without, choice, written }, off, canContinue) {
   const bar = make("span", { class: "bar warm" });
   bar.style.width = `${Math.max(2, 100 * ((off ? without : chance) ?? 0))}%`;
   const shown = makeLegible(text.replace(/^[▁Ġ](?=.)/u, ""), 24);
   let token = make("bdi", { text: shown });
   if (canContinue && choice !== null && !written) {
-    const chosen = explorer.continued?.place === place && explorer.continued.choice === choice;
-    const options = { title: say("writeThis", { token: shown }), "aria-pressed": String(chosen) };
-    token = makeButton(token, () => continueFrom(explorer, place, choice), { class: "link alternative", ...options });
+    const pressed = explorer.continued?.outputIndex === outputIndex && explorer.continued.choice === choice;
+    const options = { title: say("writeThis", { token: shown }), "aria-pressed": String(pressed) };
+    token = makeButton(token, () => continueFrom(explorer, outputIndex, choice), {
+      class: "link alternative",
+      ...options,
+    });
   }
   return make(
     "tr",
@@ -68,10 +71,10 @@ function showRow(explorer, place, { text, chance, without, choice, written }, of
 }
 
 /** The most probable tokens, with what the model gives them after an ablation; the written one is always among them. */
-function listRows({ axes, scene: { output } }, place, off) {
-  const rank = output.ranks?.[place] ?? null;
+function listRows({ axes, scene: { output } }, outputIndex, off) {
+  const rank = output.ranks?.[outputIndex] ?? null;
   const afterOf = (text) => off?.find(([other]) => other === text)?.[1] ?? null;
-  const rows = output.next[place].map(([text, chance], choice) => {
+  const rows = output.next[outputIndex].map(([text, chance], choice) => {
     return { text, chance, without: afterOf(text), choice, written: choice === rank };
   });
   const candidates = rows.length;
@@ -82,18 +85,18 @@ function listRows({ axes, scene: { output } }, place, off) {
   const most = ({ chance, without }) => Math.max(chance ?? 0, without ?? 0);
   const listed = (off ? rows.sort((left, right) => most(right) - most(left)) : rows).slice(0, LISTED);
   if (rank !== null && rank >= candidates) {
-    const text = axes[output.axis].label(place + (output.shift ?? 1), 24);
-    listed.push({ text, chance: output.chances[place], without: null, choice: null, written: true });
+    const text = axes[output.axis].label(outputIndex + (output.shift ?? 1), 24);
+    listed.push({ text, chance: output.chances[outputIndex], without: null, choice: null, written: true });
   }
   return listed;
 }
 
 /** Lets the model write this token, and what follows it. */
-async function continueFrom(explorer, place, choice) {
-  const request = { place, choice, waiting: true };
+async function continueFrom(explorer, outputIndex, choice) {
+  const request = { outputIndex, choice, waiting: true };
   explorer.continued = request;
   paintAlternatives(explorer);
-  const answer = explorer.source.continueFrom(place, choice);
+  const answer = explorer.source.continueFrom(outputIndex, choice);
   Object.assign(request, await answer.catch((problem) => ({ problem: problem.message })), { waiting: false });
   if (explorer.continued !== request) return;
   paintAlternatives(explorer);
@@ -102,12 +105,12 @@ async function continueFrom(explorer, place, choice) {
 }
 
 /** The answer before and after, once it was asked for at this place. */
-function showContinuation(explorer, place) {
+function showContinuation(explorer, outputIndex) {
   const { continued } = explorer;
-  if (!continued || continued.place !== place) return [];
+  if (!continued || continued.outputIndex !== outputIndex) return [];
   if (continued.waiting) return [makeNote(say("switching"))];
   if (continued.problem) return [makeNote(continued.problem, "problem")];
-  const open = () => explorer.open(explorer.source.openContinuation(place, continued.choice));
+  const open = () => explorer.open(explorer.source.openContinuation(outputIndex, continued.choice));
   return [
     showBeforeAfter(continued.before_text ?? "", continued.text ?? "", "continued"),
     makeButton(say("openAnswer"), open, { class: "switch", id: "open-continued" }),

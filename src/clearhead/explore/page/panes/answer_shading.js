@@ -7,25 +7,25 @@ import { term } from "./definitions.js";
 
 const SURPRISING_RATIO = 10; // a token is surprising where another one is this many times as likely
 
-/** The place at which the token at a position of an axis was written; null where that is not known. */
-function placeOf(explorer, axis, position) {
+/** The index in the output of the token at a position of an axis; null where that is not known. */
+function indexInOutput(explorer, axis, position) {
   const { output } = explorer.scene;
   if (!explorer.decodes(axis)) return null;
-  const place = axis.name === axis.reads ? position - 1 : position; // a token is read one place after it was written
-  return place >= 0 && Number.isFinite(output.chances?.[place]) ? place : null;
+  const outputIndex = axis.name === axis.reads ? position - 1 : position; // a token is read after it was written
+  return outputIndex >= 0 && Number.isFinite(output.chances?.[outputIndex]) ? outputIndex : null;
 }
 
 /** Whether the model prefers another token: of a given answer at all, of its own ten times. */
-function isSurprising(output, place) {
-  if (output.given) return output.ranks?.[place] > 0;
-  return SURPRISING_RATIO * output.chances[place] < (output.next?.[place]?.[0]?.[1] ?? 0);
+function isSurprising(output, outputIndex) {
+  if (output.given) return output.ranks?.[outputIndex] > 0;
+  return SURPRISING_RATIO * output.chances[outputIndex] < (output.next?.[outputIndex]?.[0]?.[1] ?? 0);
 }
 
 /** The places of the answer: of a language model those after its prompt, or all if nothing follows it. */
 function answerPlaces(output) {
   const first = Math.max(0, (output.prompt ?? 0) - 1);
-  const places = [...output.chances.keys()].filter((place) => Number.isFinite(output.chances[place]));
-  const after = places.filter((place) => place >= first);
+  const places = [...output.chances.keys()].filter((outputIndex) => Number.isFinite(output.chances[outputIndex]));
+  const after = places.filter((outputIndex) => outputIndex >= first);
   return after.length ? after : places;
 }
 
@@ -34,7 +34,7 @@ const placesByOutput = new WeakMap(); // {count, surprises}
 function placesOf({ scene: { output } }) {
   if (!placesByOutput.has(output)) {
     const places = answerPlaces(output);
-    const surprises = new Set(places.filter((place) => isSurprising(output, place)));
+    const surprises = new Set(places.filter((outputIndex) => isSurprising(output, outputIndex)));
     placesByOutput.set(output, { count: places.length, surprises });
   }
   return placesByOutput.get(output);
@@ -45,7 +45,7 @@ export function withChances(explorer, axis, shown) {
   const { look, scene, state } = explorer;
   if (!scene.output?.chances || !explorer.decodes(axis)) return shown;
   const { surprises } = placesOf(explorer);
-  const at = (position) => placeOf(explorer, axis, position);
+  const at = (position) => indexInOutput(explorer, axis, position);
   const marked = (position) => surprises.has(at(position));
   const noted = { ...shown, marked, noteOn: (position) => describe(scene.output, at(position)) };
   if (state.shading !== "chance") return noted;
@@ -55,12 +55,12 @@ export function withChances(explorer, axis, shown) {
 }
 
 /** "probability 54 %" and "or: 's 31 %, is 4 %", a line each; nothing where the place is not known. */
-function describe(output, place) {
-  if (place === null) return "";
-  const others = (output.next?.[place] ?? [])
-    .slice(output.ranks?.[place] === 0 ? 1 : 0, 4)
+function describe(output, outputIndex) {
+  if (outputIndex === null) return "";
+  const others = (output.next?.[outputIndex] ?? [])
+    .slice(output.ranks?.[outputIndex] === 0 ? 1 : 0, 4)
     .map(([text, chance]) => `${text} ${formatPercent(chance)}`);
-  const lines = [say("chanceIs", { chance: formatPercent(output.chances[place]) })];
+  const lines = [say("chanceIs", { chance: formatPercent(output.chances[outputIndex]) })];
   if (others.length) lines.push(say("orElse", { others: others.join(", ") }));
   return lines.map((line) => `\n${line}`).join("");
 }
@@ -109,7 +109,7 @@ function goToNext(explorer) {
   const axis = explorer.axes[explorer.scene.output.axis];
   const shift = axis.name === axis.reads ? 1 : 0;
   const last = explorer.pinnedOn(axis).at(-1) ?? -1;
-  const positions = [...placesOf(explorer).surprises].map((place) => place + shift);
+  const positions = [...placesOf(explorer).surprises].map((outputIndex) => outputIndex + shift);
   const next = positions.find((position) => position > last) ?? positions[0];
   explorer.store.set({ pins: [] });
   explorer.pin(axis.name, next);

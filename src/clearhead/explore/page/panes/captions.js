@@ -35,8 +35,8 @@ export function roleDot(explorer, role) {
 }
 
 /** Role, entropy and effect of a head, where they are known. */
-export function headFacts(explorer, chosen) {
-  const { effect, entropy, role } = explorer.headOf(chosen);
+export function headFacts(explorer, headId) {
+  const { effect, entropy, role } = explorer.headOf(headId);
   const facts = [];
   if (role) facts.push([roleDot(explorer, role), term(`role.${role}`, sayRole(role))]);
   if (Number.isFinite(entropy)) {

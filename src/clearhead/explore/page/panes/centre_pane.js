@@ -25,7 +25,7 @@ export class Centre {
     );
     this.keepView = afterQuiet(120, () => this.rememberView());
     this.callbacks = {
-      cursor: (view, cell, place, keyed) => this.placing || this.point(view, cell, place, keyed),
+      cursor: (view, cell, screenPoint, keyed) => this.placing || this.point(view, cell, screenPoint, keyed),
       pin: (view, cell) => this.pin(view, cell),
       moved: () => {
         this.unsaved = true;
@@ -64,14 +64,14 @@ export class Centre {
     return this.lined ? "map" : "lines";
   }
 
-  get chosen() {
+  get heads() {
     const { name, head, other } = this.explorer.state;
     return other ? [{ name, head }, other] : [{ name, head }];
   }
 
   build() {
-    const { explorer, chosen } = this;
-    const [attention] = chosen.map((one) => explorer.attentionOf(one.name));
+    const { explorer, heads } = this;
+    const [attention] = heads.map((headId) => explorer.attentionOf(headId.name));
     const shape = explorer.shapeOf(attention);
     if (this.shape !== shape || !this.viewport) {
       this.shape = shape;
@@ -80,12 +80,12 @@ export class Centre {
     }
     this.showDrawings();
     byId("map-foot").classList.toggle("long", Math.max(...attention.counts) > 64); // it says more, and must not jump
-    const shown = new Set(chosen.map((one) => explorer.weights.tilesOf(one.name, one.head)));
+    const shown = new Set(heads.map((headId) => explorer.weights.tilesOf(headId.name, headId.head)));
     for (const tiles of explorer.weights.tiles.values()) if (!shown.has(tiles)) tiles.rest();
-    while (this.views.length < chosen.length) this.views.push(new MapView(explorer, this.callbacks));
-    this.views.length = chosen.length;
-    byId("maps").classList.toggle("two", chosen.length > 1 && !this.lined);
-    this.place(chosen);
+    while (this.views.length < heads.length) this.views.push(new MapView(explorer, this.callbacks));
+    this.views.length = heads.length;
+    byId("maps").classList.toggle("two", heads.length > 1 && !this.lined);
+    this.place(heads);
     this.repaint();
   }
 
@@ -109,38 +109,39 @@ export class Centre {
   }
 
   /** Places the maps in the page, and keeps the keyboard focus. */
-  place(chosen) {
+  place(heads) {
     const held = document.activeElement;
     this.placing = this.views.some((view) => view.canvas === held);
-    const figures = chosen.map((one, i) => this.figure(one, i));
+    const figures = heads.map((headId, i) => this.figure(headId, i));
     if (this.lined) this.placeLines();
     else refill(byId("maps"), ...figures);
-    for (const view of this.views) view.tiles.beside = this.views.filter((one) => one !== view).map((one) => one.tiles);
+    for (const view of this.views)
+      view.tiles.beside = this.views.filter((neighbour) => neighbour !== view).map((neighbour) => neighbour.tiles);
     if (this.placing) held.focus({ preventScroll: true });
     this.placing = false;
   }
 
-  figure(one, i) {
+  figure(headId, i) {
     const { explorer, views, viewport } = this;
-    const attention = explorer.attentionOf(one.name);
+    const attention = explorer.attentionOf(headId.name);
     const other = explorer.shapeOf(attention) !== this.shape;
-    views[i].show(one, other ? new Viewport(...attention.counts) : viewport);
+    views[i].show(headId, other ? new Viewport(...attention.counts) : viewport);
     views[i].canvas.setAttribute(
       "aria-label",
-      say("mapLabel", { head: headTitle(explorer, one), queries: attention.counts[0], keys: attention.counts[1] }),
+      say("mapLabel", { head: headTitle(explorer, headId), queries: attention.counts[0], keys: attention.counts[1] }),
     );
     const close = explorer.state.other && i === 1;
     const caption = make(
       "figcaption",
       {},
-      make("span", { class: "caption" }, ...captionOf(explorer, [one])),
+      make("span", { class: "caption" }, ...captionOf(explorer, [headId])),
       i === 0 && this.comparable ? this.compareButton() : null,
       close ? this.closeButton() : null,
     );
     let body = views[i].element;
     if (this.pictured) {
       this.pictures ??= [];
-      this.pictures[i] = makePicture(explorer, one);
+      this.pictures[i] = makePicture(explorer, headId);
       body = make("div", { class: "map-view picture-box" }, this.pictures[i].element);
     }
     return make("figure", { class: i ? "second" : "" }, caption, body);
@@ -240,21 +241,21 @@ export class Centre {
 
   /** After the map has moved: the tip stays with a cell that keys chose, or says what is under the pointer now. */
   followTip() {
-    const { view, cell, place, keyed } = this.tipped;
+    const { view, cell, screenPoint, keyed } = this.tipped;
     if (!this.views.includes(view)) return this.point(view, null, null);
-    if (keyed) return this.tell({ ...this.tipped, place: view.screenPlace(cell) });
-    const now = view.under(...view.place({ clientX: place[0], clientY: place[1] }));
-    if (now?.q !== cell.q || now?.k !== cell.k) return this.point(view, now, place);
+    if (keyed) return this.tell({ ...this.tipped, screenPoint: view.screenPlace(cell) });
+    const now = view.under(...view.place({ clientX: screenPoint[0], clientY: screenPoint[1] }));
+    if (now?.q !== cell.q || now?.k !== cell.k) return this.point(view, now, screenPoint);
     return this.tell(this.tipped);
   }
 
   async paintPictures() {
-    const { chosen, explorer } = this;
+    const { heads, explorer } = this;
     const { pictured: axis, pictureWords: words } = explorer;
-    for (const [i, picture] of this.pictures.slice(0, chosen.length).entries()) {
-      const shown = await explorer.shownOn(axis, chosen[i]);
-      const written = words && (await explorer.shownOn(words, chosen[i]));
-      const matrix = words && (await explorer.weights.matrixOf(chosen[i]).catch(() => null));
+    for (const [i, picture] of this.pictures.slice(0, heads.length).entries()) {
+      const shown = await explorer.shownOn(axis, heads[i]);
+      const written = words && (await explorer.shownOn(words, heads[i]));
+      const matrix = words && (await explorer.weights.matrixOf(heads[i]).catch(() => null));
       if (picture.axis === axis) picture.update(shown, written, matrix);
     }
     this.legend = null;
@@ -274,7 +275,7 @@ export class Centre {
         explorer
           .pinnedOn(explorer.axes[axis])
           .map((position) => position - attention.first[side])
-          .filter((place) => place >= 0 && place < attention.counts[side]),
+          .filter((index) => index >= 0 && index < attention.counts[side]),
       );
     const self = explorer.isInward(attention);
     const at = state.direction === "at";
@@ -285,16 +286,16 @@ export class Centre {
     return { queries, keys, cursor: state.cursor, steps, faded: (query) => steps !== null && query >= steps };
   }
 
-  point(view, cell, place, keyed = false) {
-    this.tipped = cell && cell.q !== null && cell.k !== null ? { view, cell, place, keyed } : null;
+  point(view, cell, screenPoint, keyed = false) {
+    this.tipped = cell && cell.q !== null && cell.k !== null ? { view, cell, screenPoint, keyed } : null;
     this.explorer.store.set({ cursor: cell });
     if (this.tipped) this.tell(this.tipped);
     else hideTip();
   }
 
-  tell({ view, cell, place }) {
-    const notes = this.views.map((one) => cellNote(this.explorer, one, cell));
-    showTip(notes, place);
+  tell({ view, cell, screenPoint }) {
+    const notes = this.views.map((mapView) => cellNote(this.explorer, mapView, cell));
+    showTip(notes, screenPoint);
     if (document.activeElement === view.canvas) byId("live").textContent = notes.map((note) => note.spoken).join("; ");
   }
 

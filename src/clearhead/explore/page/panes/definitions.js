@@ -97,7 +97,9 @@ function isOnLine({ clientX, clientY }) {
 }
 
 function again({ dataset }) {
-  return [...document.querySelectorAll("[data-define]")].find((one) => one.dataset.define === dataset.define);
+  return [...document.querySelectorAll("[data-define]")].find(
+    (candidate) => candidate.dataset.define === dataset.define,
+  );
 }
 
 function show(element) {
@@ -132,13 +134,13 @@ function isAnyCovered(root, except, { left, top, width, height }) {
 
 /** Below or above the element or its row: the first place in the window that covers no control of the row. */
 function choosePlace(element, width, height) {
-  const [own, row] = [element, element.parentElement].map((one) => one.getBoundingClientRect());
-  const left = Math.max(6, Math.min(own.left, window.innerWidth - width - 6));
+  const [box, row] = [element, element.parentElement].map((node) => node.getBoundingClientRect());
+  const left = Math.max(6, Math.min(box.left, window.innerWidth - width - 6));
   const covers = (top) => isAnyCovered(element.parentElement, element, { left, top, width, height });
-  const fitting = [own.bottom + GAP, own.top - height - GAP, row.bottom + GAP, row.top - height - GAP].filter(
+  const fitting = [box.bottom + GAP, box.top - height - GAP, row.bottom + GAP, row.top - height - GAP].filter(
     (top) => top >= 4 && top + height <= window.innerHeight,
   );
-  return { left, top: fitting.find((top) => !covers(top)) ?? fitting[0] ?? Math.max(4, own.top - height - GAP) };
+  return { left, top: fitting.find((top) => !covers(top)) ?? fitting[0] ?? Math.max(4, box.top - height - GAP) };
 }
 
 function hide() {

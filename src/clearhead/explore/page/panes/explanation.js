@@ -44,8 +44,8 @@ export class Explanation {
   keepHeight() {
     const box = byId("explanation-box");
     const { name, head, other, drawing } = this.explorer.state;
-    const chosen = [name, head, other?.name, other?.head, drawing];
-    const key = [...chosen, window.innerWidth, document.documentElement.lang].join("/");
+    const selection = [name, head, other?.name, other?.head, drawing];
+    const key = [...selection, window.innerWidth, document.documentElement.lang].join("/");
     if (this.heightKey !== key) box.style.minHeight = "";
     this.heightKey = key;
     box.style.minHeight = `${box.offsetHeight}px`;
@@ -88,10 +88,10 @@ export class Explanation {
     note.classList.toggle("off", Boolean(status));
     if (note.hidden) return;
     if (status) return refill(note, say(OFF[status.kind], { word: status.name }));
-    const placeOf = (axis) => ({ image: "axisPatch", audio: "axisMoment" })[axis.kind];
+    const nameOf = (axis) => ({ image: "axisPatch", audio: "axisMoment" })[axis.kind];
     const written = { written: "axisWritten", read: "axisRead" }[rows];
-    const row = placeOf(axes[attention.queries]) ?? written ?? "axisToken";
-    const column = placeOf(axes[attention.keys]) ?? (attention.kind === "cross" ? "axisSource" : "axisSame");
+    const row = nameOf(axes[attention.queries]) ?? written ?? "axisToken";
+    const column = nameOf(axes[attention.keys]) ?? (attention.kind === "cross" ? "axisSource" : "axisSame");
     const weighed = direction === "at" && answer?.weights;
     const sum = weighed ? answer.weights.reduce((all, weight) => all + weight, 0) : 1;
     const weights = term("attention", say("axesWeights"));
@@ -114,7 +114,7 @@ function meanOf(answers, first) {
   const weights = answers[0].weights.map((_, i) => mean((answer) => answer.weights[i]));
   return {
     weights,
-    top: largest(weights, LISTED_WEIGHTS).map(([place, weight]) => [place + first, weight]),
+    top: largest(weights, LISTED_WEIGHTS).map(([index, weight]) => [index + first, weight]),
     received: mean((answer) => answer.received),
     added,
     visible: answers.every((answer) => answer.visible === visible) ? visible : null,

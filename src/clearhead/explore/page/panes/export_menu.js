@@ -61,26 +61,26 @@ async function selectionOf(explorer, centre) {
   const heads = state.other
     ? [{ name: state.name, head: state.head }, state.other]
     : [{ name: state.name, head: state.head }];
-  const found = [];
-  for (const chosen of heads) {
+  const tokens = [];
+  for (const headId of heads) {
     for (const position of subject.positions) {
-      const line = await explorer.weights.lineOf(state.direction, chosen.name, chosen.head, position);
+      const line = await explorer.weights.lineOf(state.direction, headId.name, headId.head, position);
       const first = attention.first[state.direction === "at" ? 1 : 0];
       const weights = line.weights
-        ? Array.from(line.weights, (weight, place) => [place + first, weight]).filter(([, weight]) => !isHidden(weight))
-        : line.top.map(([place, weight]) => [place, weight]);
-      found.push({
-        attention: chosen.name,
-        head: chosen.head,
+        ? Array.from(line.weights, (weight, index) => [index + first, weight]).filter(([, weight]) => !isHidden(weight))
+        : line.top.map(([position, weight]) => [position, weight]);
+      tokens.push({
+        attention: headId.name,
+        head: headId.head,
         position,
         token: asked.tokens[position],
         complete: Boolean(line.weights),
-        weights: weights.map(([place, weight]) => ({
-          position: place,
-          token: answered.tokens[place],
+        weights: weights.map(([other, weight]) => ({
+          position: other,
+          token: answered.tokens[other],
           weight: exported(weight),
         })),
-        error: explorer.source.precision(chosen.name, chosen.head),
+        error: explorer.source.precision(headId.name, headId.head),
       });
     }
   }
@@ -89,8 +89,8 @@ async function selectionOf(explorer, centre) {
     title: scene.title,
     link: fragmentOf(state),
     direction: state.direction === "at" ? "looks at" : "is looked at by",
-    heads: heads.map((chosen) => ({ attention: chosen.name, ...explorer.headOf(chosen) })),
-    tokens: found,
+    heads: heads.map((headId) => ({ attention: headId.name, ...explorer.headOf(headId) })),
+    tokens: tokens,
     window: await windowOf(centre, 0),
     ...(state.other ? { second_window: await windowOf(centre, 1) } : {}),
   };
@@ -111,7 +111,7 @@ async function windowOf(centre, which) {
   const window = { queries: [q0 + query, q1 + query], keys: [k0 + key, k1 + key], weights: null };
   const { blocks, exact } = view.plot?.resolution ?? { blocks: view.tiles.shown, exact: true }; // a picture has no plot
   if ((q1 - q0) * (k1 - k0) > WINDOW_CELLS) return { ...window, shown: { queries: blocks[0], keys: blocks[1], exact } };
-  if (centre.lined) return { ...window, weights: rowsOf(await view.explorer.weights.matrixOf(view.chosen), q1, k1) };
+  if (centre.lined) return { ...window, weights: rowsOf(await view.explorer.weights.matrixOf(view.headId), q1, k1) };
   const rows = [];
   for (let q = q0; q < q1; q++) {
     const row = [];
@@ -142,13 +142,13 @@ export async function saveJson(explorer, centre) {
 export async function saveCsv(explorer, centre) {
   const { tokens, direction } = await selectionOf(explorer, centre);
   const lines = [["attention", "head", "position", "token", "direction", "other_position", "other_token", "weight"]];
-  for (const one of tokens) {
-    for (const other of one.weights)
+  for (const token of tokens) {
+    for (const other of token.weights)
       lines.push([
-        one.attention,
-        one.head,
-        one.position,
-        one.token,
+        token.attention,
+        token.head,
+        token.position,
+        token.token,
         direction,
         other.position,
         other.token,

@@ -33,7 +33,7 @@ export class FilmView {
     for (let position = 0; position < this.words.length && this.films.length < MOST; ) {
       const positions = this.words.wordAt(position);
       const text = positions
-        .map((one) => this.words.label(one, 24))
+        .map((position) => this.words.label(position, 24))
         .join("")
         .replace(/^␣+(?=.)/u, "");
       const canvas = make("canvas", { "aria-hidden": "true" });
@@ -118,7 +118,7 @@ export class FilmView {
   toCanvas() {
     const { canvas } = this.picture;
     const [width, top] = [this.element.clientWidth, canvas.clientHeight + 14];
-    const place = this.strip.getBoundingClientRect();
+    const stripBox = this.strip.getBoundingClientRect();
     const height = top + this.strip.scrollHeight;
     const whole = make("canvas");
     const context = sharpen(whole, width, height);
@@ -129,8 +129,8 @@ export class FilmView {
       const at = (element) => {
         const box = element.getBoundingClientRect();
         return [
-          box.left - place.left + (width - place.width) / 2,
-          box.top - place.top + this.strip.scrollTop + top,
+          box.left - stripBox.left + (width - stripBox.width) / 2,
+          box.top - stripBox.top + this.strip.scrollTop + top,
           box.width,
           box.height,
         ];
@@ -162,7 +162,7 @@ function shadeOfWord({ values, columns, blocks, even }, positions) {
     const start = Math.floor(position / blocks[0]) * columns;
     for (let i = 0; i < columns; i++) sums[i] += values[start + i] / positions.length;
   }
-  const most = sums.reduce((one, other) => Math.max(one, other), 0);
+  const most = sums.reduce((largest, other) => Math.max(largest, other), 0);
   if (!most) return null;
   const share = positions.reduce((sum, position) => sum + even(position), 0) / positions.length;
   const strength = patchStrength(most / blocks[1] / share);

@@ -26,7 +26,7 @@ export class Atlas {
     this.cells = [];
     this.shown = []; // the cells that are on the page
     this.span = [0, 0]; // from where to where they reach, in pixels
-    this.known = new Map(); // head → {button, picture}, kept from order to order
+    this.buttons = new Map(); // head → {button, picture}, kept from order to order
     this.repaint = oncePerFrame(() => this.paint());
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.spacer = make("div", { role: "presentation" }); // as large as all heads together
@@ -42,8 +42,8 @@ export class Atlas {
 
   renew() {
     this.thumbs.clear();
-    this.known.clear();
-    const most = Math.max(...this.explorer.scene.attentions.map((one) => one.heads.length));
+    this.buttons.clear();
+    const most = Math.max(...this.explorer.scene.attentions.map((attention) => attention.heads.length));
     const wanted = PADDING + GUTTER + most * TARGET + MARGIN;
     const width = wanted > WIDEST ? USUAL : Math.max(USUAL, wanted); // wide enough for 12 heads
     document.documentElement.style.setProperty("--atlas", `${width}px`);
@@ -76,7 +76,7 @@ export class Atlas {
   /** Scrolls to the chosen head where there are more heads than fit. */
   reveal(width) {
     const { name, head } = this.explorer.state;
-    const cell = this.cells.find((one) => one.attention.name === name && one.head.number === head);
+    const cell = this.cells.find((candidate) => candidate.attention.name === name && candidate.head.number === head);
     if (!cell) return;
     if (this.width > width) this.grid.scrollLeft = Math.max(0, cell.x - width / 2);
     if (this.cells.length > MANY)
@@ -116,11 +116,11 @@ export class Atlas {
 
   buildSorts() {
     const { explorer } = this;
-    const heads = explorer.group.attentions.flatMap((one) => one.heads);
+    const heads = explorer.group.attentions.flatMap((attention) => attention.heads);
     const asked = (sort) => sort === "effect" && explorer.live && !explorer.noEffects;
-    const known = (sort) =>
+    const isKnown = (sort) =>
       sort === "layer" || asked(sort) || heads.some((head) => head[sort] !== null && head[sort] !== undefined);
-    const buttons = SORTS.filter(known).map((sort) =>
+    const buttons = SORTS.filter(isKnown).map((sort) =>
       make("button", {
         type: "button",
         class: "word",
@@ -148,13 +148,13 @@ export class Atlas {
   byLayer(width) {
     const { group, state } = this.explorer;
     const attentions = state.order === "up" ? [...group.attentions].reverse() : group.attentions;
-    const most = Math.max(...attentions.map((one) => one.heads.length));
+    const most = Math.max(...attentions.map((attention) => attention.heads.length));
     const step = Math.max(TARGET, Math.min(34, Math.floor((width - GUTTER) / most)));
     const size = step - (step > 20 ? 4 : 2);
     this.size = size;
     this.labels = [
-      ...attentions.map((one, row) => ({
-        text: layerName(one),
+      ...attentions.map((attention, row) => ({
+        text: layerName(attention),
         x: GUTTER - 10,
         y: 18 + row * step + size / 2,
         end: true,
@@ -169,7 +169,7 @@ export class Atlas {
       attention.heads.map((head, column) => ({
         attention,
         head,
-        place: column,
+        headIndex: column,
         row,
         x: GUTTER + column * step,
         y: 18 + row * step,
@@ -181,20 +181,20 @@ export class Atlas {
   bySort(width) {
     const { sort } = this.explorer.state;
     const heads = this.explorer.group.attentions.flatMap((attention) =>
-      attention.heads.map((head, place) => ({ attention, head, place })),
+      attention.heads.map((head, column) => ({ attention, head, headIndex: column })),
     );
     const turned = this.explorer.state.order === "up" ? -1 : 1;
-    heads.sort((one, other) => turned * before(one.head, other.head, sort));
+    heads.sort((cell, other) => turned * before(cell.head, other.head, sort));
     const columns = Math.max(3, Math.floor(width / 39));
     const step = Math.floor(width / columns);
     this.size = Math.min(step - 6, 34);
     this.labels = [];
-    return heads.map((one, i) => ({
-      ...one,
+    return heads.map((cell, i) => ({
+      ...cell,
       row: Math.floor(i / columns),
       x: (i % columns) * step + (step - this.size) / 2,
       y: 2 + Math.floor(i / columns) * (this.size + CAPTION + 7),
-      caption: sort === "role" ? `${layerName(one.attention)}·${one.head.number}` : measured(one.head[sort], sort),
+      caption: sort === "role" ? `${layerName(cell.attention)}·${cell.head.number}` : measured(cell.head[sort], sort),
     }));
   }
 
@@ -238,8 +238,8 @@ export class Atlas {
     const focused = this.grid.contains(document.activeElement) ? document.activeElement : null;
     const rows = new Map();
     for (const cell of this.shown) {
-      cell.kept = this.keep(cell);
-      cell.button = cell.kept.button;
+      cell.cache = this.keep(cell);
+      cell.button = cell.cache.button;
       const box = { left: cell.x + MARGIN, top: cell.y + MARGIN, width: this.size, height: this.size };
       for (const [side, pixels] of Object.entries(box)) cell.button.style[side] = `${pixels}px`;
       if (!rows.has(cell.row))
@@ -253,7 +253,7 @@ export class Atlas {
   /** The button and picture of a head, which are made once and moved when heads are sorted. */
   keep({ attention, head }) {
     const key = `${attention.name}/${head.number}/${document.documentElement.lang}`;
-    if (!this.known.has(key)) {
+    if (!this.buttons.has(key)) {
       const about = this.describe({ attention, head });
       const button = make("button", {
         type: "button",
@@ -266,9 +266,9 @@ export class Atlas {
         "data-head": head.number,
         on: { click: (event) => this.choose({ attention, head }, event.shiftKey) },
       });
-      this.known.set(key, { button, picture: null, pictured: "" });
+      this.buttons.set(key, { button, picture: null, pictured: "" });
     }
-    return this.known.get(key);
+    return this.buttons.get(key);
   }
 
   describe({ attention, head }) {
@@ -304,7 +304,7 @@ export class Atlas {
         aside: Math.abs((cell.x - here.x) * way[1] + (cell.y - here.y) * way[0]),
       }))
       .filter(({ along }) => along > 1)
-      .sort((one, other) => one.along + 4 * one.aside - other.along - 4 * other.aside)[0]?.cell;
+      .sort((cell, other) => cell.along + 4 * cell.aside - other.along - 4 * other.aside)[0]?.cell;
     if (!ahead) return;
     if (!this.shown.includes(ahead)) this.show(ahead);
     this.rove(ahead);
@@ -356,13 +356,13 @@ export class Atlas {
   mark() {
     const { look, state } = this.explorer;
     for (const cell of this.shown) {
-      const chosen = cell.attention.name === state.name && cell.head.number === state.head;
+      const isChosen = cell.attention.name === state.name && cell.head.number === state.head;
       const second = state.other?.name === cell.attention.name && state.other?.head === cell.head.number;
-      const dress = `head${chosen ? " chosen" : ""}${second ? " second" : ""}`;
+      const dress = `head${isChosen ? " chosen" : ""}${second ? " second" : ""}`;
       if (cell.button.className !== dress) cell.button.className = dress;
-      const selected = String(chosen || second);
+      const selected = String(isChosen || second);
       if (cell.button.getAttribute("aria-selected") !== selected) cell.button.setAttribute("aria-selected", selected);
-      if (chosen) this.rove(cell);
+      if (isChosen) this.rove(cell);
     }
     for (const button of byId("roles").children) {
       button.setAttribute("aria-pressed", String(button.dataset.role === state.role));
@@ -406,13 +406,13 @@ export class Atlas {
     const thumbs = this.thumbs.get(cell.attention.name);
     if (!thumbs) return null;
     const key = `${this.explorer.look.dark}`;
-    const { kept } = cell;
-    if (kept.pictured === key) return kept.picture;
+    const { cache } = cell;
+    if (cache.pictured === key) return cache.picture;
     const { size, values } = thumbs;
     const colours = tint(cell.head.role, this.explorer.look.dark);
-    kept.picture = makeBitmap(size, size, (i) => colours[values[cell.place * size * size + i]]);
-    kept.pictured = key;
-    return kept.picture;
+    cache.picture = makeBitmap(size, size, (i) => colours[values[cell.headIndex * size * size + i]]);
+    cache.pictured = key;
+    return cache.picture;
   }
 }
 
@@ -422,11 +422,11 @@ function measured(value, sort) {
   return value.toFixed(sort === "distance" ? 1 : sort === "effect" ? 3 : 2).replace("-", "−");
 }
 
-function before(one, other, sort) {
+function before(head, other, sort) {
   if (sort === "role")
-    return String(one.role).localeCompare(String(other.role)) || (other.score ?? 0) - (one.score ?? 0);
+    return String(head.role).localeCompare(String(other.role)) || (other.score ?? 0) - (head.score ?? 0);
   const value = (head) => head[sort] ?? -Infinity;
-  return value(other) === value(one) ? 0 : value(other) - value(one);
+  return value(other) === value(head) ? 0 : value(other) - value(head);
 }
 
 /** The term that explains a tab. */

@@ -19,7 +19,7 @@ function nextOf(list, value) {
 function keyTable(explorer, centre, actions) {
   const { store } = explorer;
   const next = (key) => () => store.set({ [key]: nextOf(CHOICES[key], explorer.state[key]) });
-  const group = (place) => () => explorer.openGroup(explorer.groups[place]);
+  const group = (number) => () => explorer.openGroup(explorer.groups[number]);
   return [
     ["← →", "keyHeads", { ArrowLeft: () => explorer.moveHead(-1), ArrowRight: () => explorer.moveHead(1) }],
     ["↑ ↓", "keyLayers", { ArrowUp: () => explorer.moveLayer(-1), ArrowDown: () => explorer.moveLayer(1) }],

@@ -23,16 +23,16 @@ const LETTERS = 20; // of a token's label
 /** The sets of heads that are drawn, each as the mean of its heads: one, or two that are compared. */
 export function drawnHeads(explorer) {
   const { name, head, other, averaged } = explorer.state;
-  const own = { name, head };
-  if (other) return [[own], [other]];
-  if (averaged === "layer") return [explorer.attention.heads.map((one) => ({ name, head: one.number }))];
+  const selected = { name, head };
+  if (other) return [[selected], [other]];
+  if (averaged === "layer") return [explorer.attention.heads.map((summary) => ({ name, head: summary.number }))];
   const { role } = explorer;
-  if (averaged !== "role" || !role) return [[own]];
+  if (averaged !== "role" || !role) return [[selected]];
   const shape = explorer.shapeOf(explorer.attention);
-  const same = explorer.group.attentions.filter((one) => explorer.shapeOf(one) === shape);
+  const same = explorer.group.attentions.filter((attention) => explorer.shapeOf(attention) === shape);
   return [
-    same.flatMap((one) =>
-      one.heads.filter((each) => each.role === role).map((each) => ({ name: one.name, head: each.number })),
+    same.flatMap((attention) =>
+      attention.heads.filter((each) => each.role === role).map((each) => ({ name: attention.name, head: each.number })),
     ),
   ];
 }
@@ -45,9 +45,9 @@ export class LinesView {
     this.rows = [makeRow("above"), makeRow("below")]; // keys, queries
     this.titles = ["above", "below"].map((side) => make("p", { class: `line-title ${side}` }));
     this.all = makeSvg("g", { class: "all-lines" });
-    this.chosen = makeSvg("g", { class: "chosen-lines" });
+    this.selected = makeSvg("g", { class: "chosen-lines" });
     this.numbers = makeSvg("g", { class: "line-numbers" });
-    this.svg = makeSvg("svg", { class: "line-curves", "aria-hidden": "true" }, this.all, this.chosen, this.numbers);
+    this.svg = makeSvg("svg", { class: "line-curves", "aria-hidden": "true" }, this.all, this.selected, this.numbers);
     this.stage = make(
       "div",
       { class: "line-stage" },
@@ -79,17 +79,20 @@ export class LinesView {
       );
     this.say(say("loading"));
     try {
-      const found = await Promise.all(
-        sets.map((heads) => Promise.all(heads.map((one) => explorer.weights.matrixOf(one)))),
+      const matrices = await Promise.all(
+        sets.map((heads) => Promise.all(heads.map((headId) => explorer.weights.matrixOf(headId)))),
       );
       if (turn !== this.turn || weights !== explorer.weights) return;
       if (
-        found
+        matrices
           .flat()
-          .some((one) => one.rows !== attention.counts[0] || one.columns !== attention.counts[1] || one.exact === false)
+          .some(
+            (matrix) =>
+              matrix.rows !== attention.counts[0] || matrix.columns !== attention.counts[1] || matrix.exact === false,
+          )
       )
         return this.fail(say("linesUnknown"));
-      this.data = found.map(meanWeights);
+      this.data = matrices.map(meanWeights);
       this.lines = this.data.map(listLines);
       this.full = fullWeight(this.data);
       this.odd = this.data.some(({ values }) => values.some((weight) => oddText(weight)));
@@ -139,19 +142,19 @@ export class LinesView {
       row.setAttribute("aria-label", name);
       refill(
         row,
-        ...Array.from({ length: counts[side] }, (_, place) => this.makeToken(axis, place + first[side], place)),
+        ...Array.from({ length: counts[side] }, (_, index) => this.makeToken(axis, index + first[side], index)),
       );
     });
   }
 
-  makeToken(axis, position, place) {
+  makeToken(axis, position, index) {
     const special = axis.special[position] ? " special" : "";
     const token = make("button", {
       type: "button",
       class: `token${special}`,
-      tabindex: place ? "-1" : "0",
+      tabindex: index ? "-1" : "0",
       text: axis.label(position, LETTERS),
-      "data-place": place,
+      "data-place": index,
       dir: "auto",
       ...explainedToken(axis, position),
     });
@@ -200,13 +203,13 @@ export class LinesView {
     this.rows.forEach((row, side) => {
       const [marked, under] = side ? [queries, cursor?.q] : [keys, cursor?.k];
       const pins = this.explorer.pinnedOn(this.axes[side]).map((position) => position - this.first[side]);
-      const pinned = new Set(pins.filter((place) => marked.has(place)));
-      for (const [place, token] of Array.from(row.children).entries()) {
-        token.classList.toggle("pinned", pinned.has(place));
-        token.classList.toggle("current", marked.has(place) && !pinned.has(place));
-        token.classList.toggle("cursor", under === place);
-        token.classList.toggle("faded", side === 1 && faded(place));
-        token.setAttribute("aria-pressed", String(pinned.has(place)));
+      const pinned = new Set(pins.filter((index) => marked.has(index)));
+      for (const [index, token] of Array.from(row.children).entries()) {
+        token.classList.toggle("pinned", pinned.has(index));
+        token.classList.toggle("current", marked.has(index) && !pinned.has(index));
+        token.classList.toggle("cursor", under === index);
+        token.classList.toggle("faded", side === 1 && faded(index));
+        token.setAttribute("aria-pressed", String(pinned.has(index)));
       }
     });
   }
@@ -221,12 +224,14 @@ export class LinesView {
   drawChosen(marks) {
     const chooses = this.chooser(marks);
     this.all.classList.toggle("dim", Boolean(chooses));
-    const found = chooses ? this.drawn.map((lines) => lines.filter(chooses)) : [];
+    const selectedLines = chooses ? this.drawn.map((lines) => lines.filter(chooses)) : [];
     refill(
-      this.chosen,
-      ...found.flatMap((lines, set) => lines.map((line) => makeCurve(line, this.places, this.colourOf(set, line)))),
+      this.selected,
+      ...selectedLines.flatMap((lines, set) =>
+        lines.map((line) => makeCurve(line, this.places, this.colourOf(set, line))),
+      ),
     );
-    refill(this.numbers, ...found.flatMap((lines, set) => this.numbersOf(lines, set, marks)));
+    refill(this.numbers, ...selectedLines.flatMap((lines, set) => this.numbersOf(lines, set, marks)));
   }
 
   /**
@@ -242,15 +247,15 @@ export class LinesView {
     );
     const { columns, values } = this.data[set];
     const weightOf = (end) =>
-      from.reduce((sum, one) => sum + values[fromQueries ? one * columns + end : end * columns + one], 0) /
+      from.reduce((sum, start) => sum + values[fromQueries ? start * columns + end : end * columns + start], 0) /
       (fromQueries ? from.length : 1);
     const { above, below, height } = this.places;
     const compared = this.sets.length > 1;
     return [...ends]
-      .map((place) => [place, weightOf(place)])
-      .map(([place, weight]) =>
+      .map((end) => [end, weightOf(end)])
+      .map(([end, weight]) =>
         makeSvg("text", {
-          x: Math.round((fromQueries ? above : below)[place] * 10) / 10,
+          x: Math.round((fromQueries ? above : below)[end] * 10) / 10,
           y: fromQueries ? 11 + set * 12 : height - 3 - (compared ? (1 - set) * 12 : 0),
           "text-anchor": "middle",
           "font-size": 10.5,
@@ -264,8 +269,8 @@ export class LinesView {
     const cellOf = (event) => {
       const token = event.target.closest?.(".token");
       if (!token) return null;
-      const place = Number(token.dataset.place);
-      return token.parentNode === this.rows[1] ? { q: place, k: null } : { q: null, k: place };
+      const index = Number(token.dataset.place);
+      return token.parentNode === this.rows[1] ? { q: index, k: null } : { q: null, k: index };
     };
     const point = (cursor) => this.explorer.store.set({ cursor });
     for (const row of this.rows) {
@@ -308,27 +313,29 @@ export class LinesView {
     if (!other || !isOwnKey(event, row)) return;
     event.preventDefault();
     event.stopPropagation();
-    const place = [...row.children].indexOf(document.activeElement);
-    if (other !== row) other.children[clamp(0, place, other.children.length - 1)].focus();
+    const index = [...row.children].indexOf(document.activeElement);
+    if (other !== row) other.children[clamp(0, index, other.children.length - 1)].focus();
   }
 
   /** The lines of a token in words, the largest weights first. */
   describe({ q, k }) {
     const lines = this.drawn[0].filter((line) => (q === null ? line.k === k : line.q === q)).reverse();
-    const [own, far] = q === null ? [0, 1] : [1, 0];
-    const label = (side, place) => this.axes[side].label(place + this.first[side], 24);
-    const found = lines
+    const [near, far] = q === null ? [0, 1] : [1, 0];
+    const label = (side, index) => this.axes[side].label(index + this.first[side], 24);
+    const parts = lines
       .slice(0, 6)
       .map((line) => `${label(far, far ? line.q : line.k)} ${formatNumber(line.weight, 2)}`);
-    const shown = found.join(", ") || say("linesNone", { least: LEAST_WEIGHT });
-    return `${label(own, q ?? k)} ${say(q === null ? "lookedAtBy" : "looksAt")}: ${shown}`;
+    const shown = parts.join(", ") || say("linesNone", { least: LEAST_WEIGHT });
+    return `${label(near, q ?? k)} ${say(q === null ? "lookedAtBy" : "looksAt")}: ${shown}`;
   }
 
   /** What the foot of the page says about the lines. */
   get note() {
     if (!this.data) return "";
     const parts = [say(this.lines.some((lines) => lines.length) ? "linesLeast" : "linesNone", { least: LEAST_WEIGHT })];
-    const error = Math.max(...this.sets.flat().map((one) => this.explorer.source.precision(one.name, one.head)));
+    const error = Math.max(
+      ...this.sets.flat().map((headId) => this.explorer.source.precision(headId.name, headId.head)),
+    );
     parts.push(isExact(error, this.counts[0]) ? say("exact") : say("rounded", { error: formatError(error) }));
     if (this.odd) parts.push(say("oddNote"));
     return parts.join(" · ");

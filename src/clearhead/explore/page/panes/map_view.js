@@ -18,10 +18,10 @@ export class MapView {
   }
 
   /** Sets the head and the viewport, which two maps may share. */
-  show(chosen, viewport) {
-    this.chosen = chosen;
-    this.attention = this.explorer.attentionOf(chosen.name);
-    this.tiles = this.explorer.weights.tilesOf(chosen.name, chosen.head);
+  show(headId, viewport) {
+    this.headId = headId;
+    this.attention = this.explorer.attentionOf(headId.name);
+    this.tiles = this.explorer.weights.tilesOf(headId.name, headId.head);
     this.viewport = viewport;
     this.queries = this.explorer.axes[this.attention.queries];
     this.keys = this.explorer.axes[this.attention.keys];
@@ -133,9 +133,9 @@ export class MapView {
     canvas.addEventListener("dblclick", (event) => {
       const [x, y] = this.place(event);
       const { viewport } = this;
-      const place = [viewport.start[0] + y / viewport.cell[0], viewport.start[1] + x / viewport.cell[1]];
+      const point = [viewport.start[0] + y / viewport.cell[0], viewport.start[1] + x / viewport.cell[1]];
       viewport.zoom(event.shiftKey ? 0.5 : 2);
-      viewport.centreOn(...place);
+      viewport.centreOn(...point);
       this.callbacks.moved(this);
     });
     canvas.addEventListener(

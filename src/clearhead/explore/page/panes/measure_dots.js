@@ -12,23 +12,23 @@ export function paintSpread(explorer, cells) {
   const box = byId("spread");
   const { state, group, look } = explorer;
   const measure = ["layer", "role"].includes(state.sort) ? "entropy" : state.sort;
-  const known = cells.filter(({ head }) => Number.isFinite(head[measure]));
-  box.hidden = known.length < 2;
+  const measuredCells = cells.filter(({ head }) => Number.isFinite(head[measure]));
+  box.hidden = measuredCells.length < 2;
   if (box.hidden) return refill(box);
   const width = Math.max(120, box.clientWidth || 240);
-  const values = known.map(({ head }) => head[measure]);
+  const values = measuredCells.map(({ head }) => head[measure]);
   const low = Math.min(0, ...values);
   const high = Math.max(...values, low + 1e-6);
   const layers = new Map(group.attentions.map((attention, i) => [attention, i]));
   const room = (width - SIDES.left - SIDES.right) / layers.size;
   const y = (value) => SIDES.top + (1 - (value - low) / (high - low)) * (HEIGHT - SIDES.top - SIDES.bottom);
-  const dots = known.map((cell) => {
+  const dots = measuredCells.map((cell) => {
     const heads = cell.attention.heads.length;
-    const aside = heads > 1 ? (cell.place / (heads - 1) - 0.5) * 0.66 : 0;
-    const chosen = cell.attention.name === state.name && cell.head.number === state.head;
+    const aside = heads > 1 ? (cell.headIndex / (heads - 1) - 0.5) * 0.66 : 0;
+    const isChosen = cell.attention.name === state.name && cell.head.number === state.head;
     return {
       cell,
-      chosen,
+      isChosen,
       x: SIDES.left + room * (layers.get(cell.attention) + 0.5 + aside),
       y: y(cell.head[measure]),
     };
@@ -39,16 +39,16 @@ export function paintSpread(explorer, cells) {
   });
   const context = sharpen(canvas, width, HEIGHT);
   drawScale(context, explorer, { layers, room, width, y, low, high });
-  for (const { cell, x: left, y: top, chosen } of [
-    ...dots.filter((dot) => !dot.chosen),
-    ...dots.filter((dot) => dot.chosen),
+  for (const { cell, x: left, y: top, isChosen } of [
+    ...dots.filter((dot) => !dot.isChosen),
+    ...dots.filter((dot) => dot.isChosen),
   ]) {
     context.globalAlpha = state.role && state.role !== cell.head.role ? 0.15 : 0.85;
     context.fillStyle = roleColour(cell.head.role, look.dark);
     context.beginPath();
-    context.arc(left, top, chosen ? 4.5 : known.length > 60 ? 2.1 : 2.8, 0, 2 * Math.PI);
+    context.arc(left, top, isChosen ? 4.5 : measuredCells.length > 60 ? 2.1 : 2.8, 0, 2 * Math.PI);
     context.fill();
-    if (!chosen) continue;
+    if (!isChosen) continue;
     context.strokeStyle = look.ink;
     context.lineWidth = 1.5;
     context.stroke();
@@ -81,8 +81,8 @@ function drawScale(context, explorer, { layers, room, width, y, low, high }) {
 /** The dot at the pointer, if one is near. */
 function nearest({ offsetX, offsetY }, dots) {
   const far = (dot) => Math.hypot(dot.x - offsetX, dot.y - offsetY);
-  const found = dots.reduce((best, dot) => (far(dot) < far(best) ? dot : best));
-  return far(found) <= NEAR ? found.cell : null;
+  const nearest = dots.reduce((best, dot) => (far(dot) < far(best) ? dot : best));
+  return far(nearest) <= NEAR ? nearest.cell : null;
 }
 
 function choose(event, explorer, dots) {

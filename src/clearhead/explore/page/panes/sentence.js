@@ -31,12 +31,12 @@ export class Sentence {
       if (cell) return cell;
     }
     const at = subject.direction === "at";
-    const chosen = explorer.subject.pinned || cursor || (step !== null && explorer.stepped && at);
-    this.namesHead = !chosen;
+    const isSelected = explorer.subject.pinned || cursor || (step !== null && explorer.stepped && at);
+    this.namesHead = !isSelected;
     const tokens = this.answers.every(Boolean) ? this.writeTokens() : [];
     this.namesHead = false;
     if (together) return tokens.length ? [...tokens, say("stop")] : [];
-    if (chosen && tokens.length) {
+    if (isSelected && tokens.length) {
       const role = heads.length > 1 || !at ? [] : [say("contrast"), ...this.roleClause()];
       return [...tokens, ...role, say("stop")];
     }
@@ -73,12 +73,12 @@ export class Sentence {
     return this.explorer.scene.known_roles && role !== "no numbers";
   }
 
-  headClause(head, place) {
+  headClause(head, index) {
     const { explorer } = this;
     const summary = explorer.headOf(head);
     const first = this.wasMeasuredBefore(summary.role) ? "overallHeadBefore" : "overallHead";
     const blanks = { head: this.nameOf(head), ...this.roleBlanks(summary.role) };
-    const clause = sayAround(place ? "overallMore" : first, blanks);
+    const clause = sayAround(index ? "overallMore" : first, blanks);
     const fact = explorer.state.other ? "" : this.factOf(summary);
     if (!fact) return clause;
     const estimated = explorer.attentionOf(head.name).estimated;
@@ -305,7 +305,7 @@ function countSeen({ weights }, error) {
   return { rounded, seen: weights?.reduce((sum, weight) => sum + (isZero(weight) ? 0 : 1), 0) ?? 0 };
 }
 
-/** Whether more than `named` of the largest weights are equal, as far as weights that may be wrong by `error` tell. */
+/** Whether more than `named` of the largest weights may be equal; each weight may be wrong by `error`. */
 function isTied({ top, added }, named, error) {
   return error > 0 && top.length > named && top[0][1] - top[named][1] <= 2 * error * added;
 }

@@ -230,12 +230,12 @@ export class SoundView {
 
   /** The labels of the spikes: letters that would overlap are joined, and repeated ones are written once. */
   spikeLabels(context) {
-    const found = [];
+    const labels = [];
     let before = null;
     for (const [position, text, chance] of this.axis.spikes) {
       const x = this.x((position + 0.5) * this.step);
       const again = before && before[0] + 1 === position && before[1] === text;
-      const last = found.at(-1);
+      const last = labels.at(-1);
       const near =
         last && x < (last.from + last.to) / 2 + (widthOf(context, last.text) + widthOf(context, legible(text))) / 2 + 3;
       if (again || near)
@@ -245,10 +245,10 @@ export class SoundView {
           raw: last.raw + (again ? "" : text),
           text: legible(last.raw + (again ? "" : text)),
         });
-      else found.push({ from: x, to: x, chance, raw: text, text: legible(text) });
+      else labels.push({ from: x, to: x, chance, raw: text, text: legible(text) });
       before = [position, text];
     }
-    return found.map((one) => ({ ...one, x: (one.from + one.to) / 2 }));
+    return labels.map((label) => ({ ...label, x: (label.from + label.to) / 2 }));
   }
 
   /** What each letter looks at: a row of cells under the same time. */
@@ -282,7 +282,7 @@ export class SoundView {
     context.textBaseline = "middle";
     for (let q = 0; q < count; q++) {
       const strong = marked.includes(q);
-      if (!strong && (q % apart || marked.some((one) => Math.abs(one - q) < apart))) continue;
+      if (!strong && (q % apart || marked.some((other) => Math.abs(other - q) < apart))) continue;
       const y = top + (q + 0.5) * row;
       const high = Math.max(Math.min(row - 1, 20), 10);
       context.font = `${strong ? "600 " : ""}${clamp(9, row * 0.8, 13)}px ${look.family}`;

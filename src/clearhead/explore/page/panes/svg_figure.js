@@ -17,7 +17,7 @@ const SMALL_TEXT = 11; // pixels
 export function makeFigure(explorer, centre) {
   if (centre.lined) return makeLinesFigure(explorer, centre.lines);
   const { look } = explorer;
-  const bodies = centre.chosen.map((_, i) =>
+  const bodies = centre.heads.map((_, i) =>
     centre.pictured ? drawPicture(centre.pictures[i]) : drawMap(centre.views[i], look),
   );
   const total = bodies.reduce((sum, { width }) => sum + width, 0);
@@ -27,7 +27,7 @@ export function makeFigure(explorer, centre) {
   let left = 0;
   bodies.forEach((body, i) => {
     const shifted = makeSvg("g", { transform: `translate(0 ${HEAD})` }, ...body.elements);
-    const titles = makeTitles(explorer, centre.chosen[i], centre.pictured);
+    const titles = makeTitles(explorer, centre.heads[i], centre.pictured);
     svg.append(makeSvg("g", { transform: `translate(${left} 0)` }, ...titles, shifted));
     left += body.width;
   });
@@ -232,8 +232,8 @@ function labelKeys(view, look) {
   const cell = viewport.cell[1];
   const base = viewport.extent.top - 7;
   if (!plot.labelled.keys) {
-    const place = (key) => [round(viewport.x(key)), round(base), { "text-anchor": "middle" }];
-    return makeRuler(cell, k0, k1, first, place, look);
+    const pixelOf = (key) => [round(viewport.x(key)), round(base), { "text-anchor": "middle" }];
+    return makeRuler(cell, k0, k1, first, pixelOf, look);
   }
   plot.context.font = labelFont(look, cell);
   const size = parseFloat(plot.context.font);
@@ -256,8 +256,8 @@ function labelQueries(view, look) {
   const x = round(viewport.extent.left - 9);
   const cell = viewport.cell[0];
   if (!plot.labelled.queries) {
-    const place = (query) => [x, round(viewport.y(query) + 4), { "text-anchor": "end" }];
-    return makeRuler(cell, q0, q1, first, place, look);
+    const pixelOf = (query) => [x, round(viewport.y(query) + 4), { "text-anchor": "end" }];
+    return makeRuler(cell, q0, q1, first, pixelOf, look);
   }
   plot.context.font = labelFont(look, cell);
   const size = parseFloat(plot.context.font);
@@ -270,11 +270,11 @@ function labelQueries(view, look) {
   return labels;
 }
 
-function makeRuler(cell, start, end, first, place, look) {
+function makeRuler(cell, start, end, first, pixelOf, look) {
   const step = rulerStep(cell, 64);
   const labels = [];
   for (let position = Math.ceil((start + first) / step) * step; position < end + first; position += step) {
-    const [x, y, options] = place(position - first);
+    const [x, y, options] = pixelOf(position - first);
     labels.push(makeSmallText(look, x, y, formatCount(position), options));
   }
   return labels;

@@ -153,6 +153,6 @@ function markPart(text, label, score) {
 function sizeOf(explorer) {
   const counts = explorer.groups.filter((group) => group.kind !== "cross").map((group) => group.attentions.length);
   const layers = (counts.length ? counts : explorer.groups.map((group) => group.attentions.length)).join("+");
-  const heads = Math.max(...explorer.scene.attentions.map((one) => one.heads.length));
+  const heads = Math.max(...explorer.scene.attentions.map((attention) => attention.heads.length));
   return say(`layer${layers === "1" ? "1" : "s"}${heads === 1 ? "1" : ""}`, { layers, heads });
 }

@@ -8,20 +8,20 @@ import { headName } from "./captions.js";
 /** The note on a cell of a map. */
 export function cellNote(explorer, view, { q, k }) {
   const { attention, tiles, queries, keys } = view;
-  const known = tiles.at(q, k);
+  const cell = tiles.at(q, k);
   const first = attention.first;
-  const head = headName(explorer, view.chosen);
-  if (!known) return { query: "", key: "", value: say("loading"), head, spoken: say("loading") };
-  const single = known.rows === 1 && known.columns === 1;
-  const query = known.rows === 1 ? queries.label(q + first[0], 32) : range(known.q0 + first[0], known.rows);
-  const key = known.columns === 1 ? keys.label(k + first[1], 32) : range(known.k0 + first[1], known.columns);
-  const value = cellValue(known, single, tiles);
-  const place = single ? `${formatCount(q + first[0])} → ${formatCount(k + first[1])}` : "";
+  const head = headName(explorer, view.headId);
+  if (!cell) return { query: "", key: "", value: say("loading"), head, spoken: say("loading") };
+  const single = cell.rows === 1 && cell.columns === 1;
+  const query = cell.rows === 1 ? queries.label(q + first[0], 32) : range(cell.q0 + first[0], cell.rows);
+  const key = cell.columns === 1 ? keys.label(k + first[1], 32) : range(cell.k0 + first[1], cell.columns);
+  const value = cellValue(cell, single, tiles);
+  const positions = single ? `${formatCount(q + first[0])} → ${formatCount(k + first[1])}` : "";
   return {
     query,
     key,
     value,
-    place,
+    positions,
     head,
     spoken: `${say("query")} ${query}, ${say("key")} ${key}, ${say("weight")} ${value}`,
   };
@@ -49,7 +49,7 @@ function range(first, count) {
 }
 
 /** Shows the note beside the pointer, inside the window. */
-export function showTip(notes, place) {
+export function showTip(notes, screenPoint) {
   const tip = byId("tip");
   const [main] = notes;
   refill(
@@ -70,10 +70,10 @@ export function showTip(notes, place) {
         ),
       ),
     ),
-    main.place ? make("span", { class: "tip-place", text: main.place }) : null,
+    main.positions ? make("span", { class: "tip-place", text: main.positions }) : null,
   );
   tip.hidden = false;
-  const [x, y] = place;
+  const [x, y] = screenPoint;
   const { width, height } = tip.getBoundingClientRect();
   const left = Math.max(6, Math.min(x + 14, window.innerWidth - width - 6));
   const top = y + 22 + height > window.innerHeight ? y - height - 12 : y + 18;

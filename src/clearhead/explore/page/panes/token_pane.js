@@ -129,10 +129,10 @@ export class TokenPane {
   /** A token of the table, which the map centres at a click. */
   makeLink(position, label, twice) {
     const { answered } = this.explorer;
-    const place = twice ? make("span", { class: "place", text: formatCount(position) }) : null;
+    const positionNote = twice ? make("span", { class: "place", text: formatCount(position) }) : null;
     const title = `${position}: ${answered.label(position, 60)}`;
     const show = () => this.centre.centreOn(answered.name, position);
-    return make("td", {}, makeButton(make("bdi", { text: label }), show, { class: "link", title }, place));
+    return make("td", {}, makeButton(make("bdi", { text: label }), show, { class: "link", title }, positionNote));
   }
 
   /** Why no weight is listed: the mask, the rounding of the file, the keys that it leaves out, or none of these. */

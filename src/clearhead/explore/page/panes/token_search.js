@@ -7,8 +7,8 @@ export class Finder {
   constructor(explorer, centre) {
     this.explorer = explorer;
     this.centre = centre;
-    this.found = [];
-    this.place = -1;
+    this.matches = [];
+    this.index = -1;
     const field = byId("find");
     field.addEventListener("input", () => this.search(field.value));
     field.addEventListener("keydown", (event) => {
@@ -31,24 +31,24 @@ export class Finder {
   search(text) {
     const { attention, axes } = this.explorer;
     const names = [...new Set([attention.queries, attention.keys])];
-    this.found = text
+    this.matches = text
       ? names.flatMap((name) => axes[name].find(text).map((positions) => ({ axis: axes[name], positions })))
       : [];
-    this.place = -1;
+    this.index = -1;
     this.go(1);
   }
 
   go(by) {
     const label = byId("found");
     const { explorer } = this;
-    if (!this.found.length) {
+    if (!this.matches.length) {
       label.textContent = byId("find").value ? say("notFound") : "";
       explorer.store.set({ cursor: null });
       return;
     }
-    this.place = (this.place + by + this.found.length) % this.found.length;
-    const { axis, positions } = this.found[this.place];
-    label.textContent = say("found", { place: this.place + 1, count: this.found.length });
+    this.index = (this.index + by + this.matches.length) % this.matches.length;
+    const { axis, positions } = this.matches[this.index];
+    label.textContent = say("found", { place: this.index + 1, count: this.matches.length });
     explorer.point(axis, positions[0], positions);
     this.centre.centreOn(axis.name, positions[0]);
   }

@@ -38,7 +38,7 @@ export class Tour {
   constructor(explorer) {
     this.explorer = explorer;
     this.linked = Boolean(location.hash); // whether the address names a view
-    this.place = 0;
+    this.step = 0;
     this.steps = [];
     this.follow = oncePerFrame(() => this.arrange());
     this.sizes = new ResizeObserver(this.follow); // sentences and maps come later than the words of another language
@@ -84,12 +84,12 @@ export class Tour {
     if (!this.open || event.defaultPrevented || (event.key !== "Escape" && !by)) return;
     event.preventDefault(); // the keys of the page come after this
     if (!by) this.end();
-    else if (this.steps[this.place + by]) this.goTo(this.place + by);
+    else if (this.steps[this.step + by]) this.goTo(this.step + by);
   }
 
-  goTo(place) {
-    this.place = place;
-    const about = document.querySelector(this.steps[place][0]);
+  goTo(step) {
+    this.step = step;
+    const about = document.querySelector(this.steps[step][0]);
     const tall = about?.getBoundingClientRect().height > 0.6 * window.innerHeight;
     about?.scrollIntoView({ block: tall ? "start" : "center" });
     this.render();
@@ -98,16 +98,16 @@ export class Tour {
   /** Shows the step; again after another language, theme or drawing was chosen. */
   render() {
     if (!this.open) return;
-    const about = this.steps[this.place][0];
+    const about = this.steps[this.step][0];
     const steps = stepsOf(this.explorer);
     const same = steps.findIndex(([selector]) => selector === about);
-    const place = same < 0 ? Math.min(this.place, steps.length - 1) : same;
-    Object.assign(this, { steps, place });
-    const last = place === steps.length - 1;
+    const step = same < 0 ? Math.min(this.step, steps.length - 1) : same;
+    Object.assign(this, { steps, step });
+    const last = step === steps.length - 1;
     const card = byId("tour");
     card.setAttribute("aria-label", say("tourName"));
-    byId("tour-text").textContent = sayTour(steps[place][1], this.explorer.look.dark);
-    byId("tour-place").textContent = say("tourPlace", { step: place + 1, steps: steps.length });
+    byId("tour-text").textContent = sayTour(steps[step][1], this.explorer.look.dark);
+    byId("tour-place").textContent = say("tourPlace", { step: step + 1, steps: steps.length });
     const held = document.activeElement?.id;
     const button = (id, key, click) =>
       make("button", {
@@ -120,8 +120,8 @@ export class Tour {
     refill(
       byId("tour-buttons"),
       last ? null : button("tour-skip", "tourSkip", () => this.end()),
-      place ? button("tour-back", "tourBack", () => this.goTo(place - 1)) : null,
-      button("tour-next", last ? "tourEnd" : "tourNext", () => (last ? this.end() : this.goTo(place + 1))),
+      step ? button("tour-back", "tourBack", () => this.goTo(step - 1)) : null,
+      button("tour-next", last ? "tourEnd" : "tourNext", () => (last ? this.end() : this.goTo(step + 1))),
     );
     if (held?.startsWith("tour-")) (byId(held) ?? byId("tour-next")).focus({ preventScroll: true });
     this.arrange();
@@ -130,7 +130,7 @@ export class Tour {
   /** Puts the ring around what the step is about, and the card beside it. */
   arrange() {
     if (!this.open) return;
-    const about = document.querySelector(this.steps[this.place][0]);
+    const about = document.querySelector(this.steps[this.step][0]);
     if (!about) return;
     const box = about.getBoundingClientRect();
     const ring = { left: box.left - 3, top: box.top - 3, width: box.width + 6, height: box.height + 6 };

@@ -65,7 +65,7 @@ export class Explorer {
   }
 
   attentionOf(name) {
-    return this.scene.attentions.find((one) => one.name === name);
+    return this.scene.attentions.find((attention) => attention.name === name);
   }
 
   get attention() {
@@ -83,7 +83,7 @@ export class Explorer {
   }
 
   headOf({ name, head }) {
-    return this.attentionOf(name).heads.find((one) => one.number === head);
+    return this.attentionOf(name).heads.find((candidate) => candidate.number === head);
   }
 
   /** The role of the chosen head; null if it has none. */
@@ -118,14 +118,14 @@ export class Explorer {
   /** Requests the effect of each head of this scene on the loss once, and stores it in the heads. */
   async findEffects() {
     const { scene } = this;
-    const heads = scene.attentions.flatMap((one) => one.heads);
+    const heads = scene.attentions.flatMap((attention) => attention.heads);
     if (!this.live || heads.some((head) => Number.isFinite(head.effect))) return;
     this.effects ??= this.source.effects();
-    const found = await this.effects;
+    const effects = await this.effects;
     for (const attention of scene.attentions) {
-      for (const head of attention.heads) head.effect = found?.[attention.name]?.[head.number] ?? null;
+      for (const head of attention.heads) head.effect = effects?.[attention.name]?.[head.number] ?? null;
     }
-    if (!found && scene === this.scene) this.noEffects = true;
+    if (!effects && scene === this.scene) this.noEffects = true;
   }
 
   // The names of a decoder's rows: at each place it has read one token and writes the next; rows show one of them
@@ -171,29 +171,29 @@ export class Explorer {
 
   moveHead(by) {
     const heads = this.attention.heads;
-    const place = heads.findIndex((one) => one.number === this.state.head);
-    this.select(this.state.name, heads[(place + by + heads.length) % heads.length].number);
+    const index = heads.findIndex((candidate) => candidate.number === this.state.head);
+    this.select(this.state.name, heads[(index + by + heads.length) % heads.length].number);
   }
 
   moveLayer(by) {
     const { attentions } = this.group;
     const next = attentions[(attentions.indexOf(this.attention) + by + attentions.length) % attentions.length];
-    const place = this.attention.heads.findIndex((one) => one.number === this.state.head);
-    this.select(next.name, next.heads[Math.min(place, next.heads.length - 1)].number);
+    const index = this.attention.heads.findIndex((candidate) => candidate.number === this.state.head);
+    this.select(next.name, next.heads[Math.min(index, next.heads.length - 1)].number);
   }
 
   openGroup(group) {
     if (!group || group === this.group) return;
-    const layer = group.attentions.find((one) => one.layer === this.attention.layer) ?? group.attentions[0];
-    const head = layer.heads.find((one) => one.number === this.state.head) ?? layer.heads[0];
+    const layer = group.attentions.find((attention) => attention.layer === this.attention.layer) ?? group.attentions[0];
+    const head = layer.heads.find((candidate) => candidate.number === this.state.head) ?? layer.heads[0];
     this.select(layer.name, head.number);
   }
 
   compareNext() {
     if (this.state.other) return this.store.set({ other: null });
     const heads = this.attention.heads;
-    const place = heads.findIndex((one) => one.number === this.state.head);
-    if (heads.length > 1) this.compare(this.state.name, heads[(place + 1) % heads.length].number);
+    const index = heads.findIndex((candidate) => candidate.number === this.state.head);
+    if (heads.length > 1) this.compare(this.state.name, heads[(index + 1) % heads.length].number);
   }
 
   // Pinning tokens
@@ -257,18 +257,18 @@ export class Explorer {
   }
 
   /** The weights of the selection in one head; by default the first chosen. */
-  answer(chosen = this.state) {
-    return combineLines(this, { name: chosen.name, head: chosen.head }, this.state.direction, this.subject.positions);
+  answer(headId = this.state) {
+    return combineLines(this, { name: headId.name, head: headId.head }, this.state.direction, this.subject.positions);
   }
 
   /**
    * Shades, pins and cursor of the text of an axis.
-   * @param {any} chosen a head, or null for the first
+   * @param {any} headId a head, or null for the first
    * @param {"asked" | "answered"} follow which side scrolls into view
    */
-  async shownOn(axis, chosen = null, follow = "answered") {
+  async shownOn(axis, headId = null, follow = "answered") {
     const { state, subject } = this;
-    const answer = axis === this.answered ? await this.answer(chosen ?? state).catch(() => null) : null;
+    const answer = axis === this.answered ? await this.answer(headId ?? state).catch(() => null) : null;
     const other = axis !== this.asked && axis.reads === this.asked.reads; // the same places, seen from the other side
     const pinned = new Set(other ? [] : this.pinnedOn(axis));
     const decoded = this.decodes(axis);
@@ -317,10 +317,10 @@ export class Explorer {
     const both = attention.queries === attention.keys;
     const asQuery = axis.name === attention.queries && (!both || state.direction === "at");
     const side = asQuery ? 0 : 1;
-    const place = position - attention.first[side];
+    const index = position - attention.first[side];
     if (!asQuery && axis.name !== attention.keys) return;
-    if (place < 0 || place >= attention.counts[side]) return;
-    this.store.set({ cursor: asQuery ? { q: place, k: null, word } : { q: null, k: place, word } });
+    if (index < 0 || index >= attention.counts[side]) return;
+    this.store.set({ cursor: asQuery ? { q: index, k: null, word } : { q: null, k: index, word } });
   }
 
   /** The last token with letters or digits, not an end of text or a full stop. */

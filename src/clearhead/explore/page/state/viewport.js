@@ -84,9 +84,9 @@ export class Viewport {
     const fit = this.fitCell;
     const most = Math.max(CLOSEST_CELL, ...fit);
     const wanted = clamp(1, (this.cell[0] / fit[0]) * factor, Math.max(most / fit[0], most / fit[1]));
-    const place = [this.start[0] + y / this.cell[0], this.start[1] + x / this.cell[1]];
+    const point = [this.start[0] + y / this.cell[0], this.start[1] + x / this.cell[1]];
     this.cell = fit.map((size) => Math.min(size * wanted, most));
-    this.start = [place[0] - y / this.cell[0], place[1] - x / this.cell[1]];
+    this.start = [point[0] - y / this.cell[0], point[1] - x / this.cell[1]];
     this.fitted = wanted <= 1.001;
     this.shown = null;
     if (this.fitted) this.fit();
@@ -98,7 +98,7 @@ export class Viewport {
     const size = Math.min(this.height / (window.q1 - window.q0), this.width / (window.k1 - window.k0));
     const fit = this.fitCell;
     const factor = Math.max(1, fit[0] === fit[1] ? size / fit[0] : this.height / (window.q1 - window.q0) / fit[0]);
-    this.cell = fit.map((one) => Math.min(one * factor, Math.max(CLOSEST_CELL, ...fit)));
+    this.cell = fit.map((cellSize) => Math.min(cellSize * factor, Math.max(CLOSEST_CELL, ...fit)));
     this.fitted = factor <= 1.001;
     this.centreOn((window.q0 + window.q1) / 2, (window.k0 + window.k1) / 2);
     this.shown = window;

@@ -48,15 +48,15 @@ function joinSentences(text) {
 export function sayAround(key, blanks) {
   return chooseForms(key, blanks)
     .split(/\{(\w+)\}/)
-    .map((part, place) => (place % 2 ? blanks[part] : part));
+    .map((part, index) => (index % 2 ? blanks[part] : part));
 }
 
 /** The translation of an English message of the server, with its blanks; null if the table does not have it. */
 function translateMessage(table, text) {
-  for (const [known, words] of Object.entries(table)) {
-    const pattern = known.replace(/[.*+?^$()[\]\\|]/g, "\\$&").replace(/\{(\w+)\}/g, "(?<$1>.+)");
-    const found = text.match(new RegExp(`^${pattern}$`, "s"));
-    if (found) return words.replace(/\{(\w+)\}/g, (_, blank) => found.groups[blank]);
+  for (const [english, words] of Object.entries(table)) {
+    const pattern = english.replace(/[.*+?^$()[\]\\|]/g, "\\$&").replace(/\{(\w+)\}/g, "(?<$1>.+)");
+    const match = text.match(new RegExp(`^${pattern}$`, "s"));
+    if (match) return words.replace(/\{(\w+)\}/g, (_, blank) => match.groups[blank]);
   }
   return null;
 }
