@@ -76,7 +76,7 @@ export function cellFormat(high, wide, largest, precision = 0) {
   return { size, text, least };
 }
 
-/** The decimals of a list of weights: three, or two digits of the largest if that is more; never more than are known. */
+/** The decimals of a list of weights: three, or two digits of the largest if that is more, but no unknown ones. */
 export function listDigits(largest, precision = 0) {
   return knownDigits(
     precision,

@@ -11,7 +11,7 @@ const SURPRISING_RATIO = 10; // a token is surprising where another one is this 
 function indexInOutput(explorer, axis, position) {
   const { output } = explorer.scene;
   if (!explorer.decodes(axis)) return null;
-  const outputIndex = axis.name === axis.reads ? position - 1 : position; // a token is read after it was written
+  const outputIndex = axis.name === axis.reads ? position - 1 : position; // a token is read one place later
   return outputIndex >= 0 && Number.isFinite(output.chances?.[outputIndex]) ? outputIndex : null;
 }
 
