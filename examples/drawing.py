@@ -40,10 +40,10 @@ def draw_heads(
         grid = figure.subplots(layers, heads, squeeze=False)
         for number, axes in enumerate(grid.flat):
             layer, head = divmod(number, heads)
-            chosen = (layer, head) == framed
+            is_framed = (layer, head) == framed
             image = _map(axes, weights[layer, head], [_upright(word) for word in reads], writes)
-            axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9.5, color=FRAME if chosen else INK)
-            axes.spines[:].set(visible=chosen, color=FRAME, linewidth=2)
+            axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9.5, color=FRAME if is_framed else INK)
+            axes.spines[:].set(visible=is_framed, color=FRAME, linewidth=2)
             axes.label_outer()
         _scale(figure, image, grid)
         figure.suptitle(title, fontsize=15)

@@ -59,9 +59,9 @@ def attention_by_hand() -> None:
 def show(weights: Tensor, names: str) -> None:
     """A small heat map in text: the darker, the more is looked at."""
     print("          " + "     ".join(f"{name:>2}" for name in names))
-    for name, given in zip(names, weights.tolist(), strict=True):
-        cells = " ".join(f"{' ░▒▓█'[round(weight * 4)] * 2}{weight:5.2f}" for weight in given)
-        print(f"     {name}  {cells}    sum {sum(given):.2f}")
+    for name, weights_of_letter in zip(names, weights.tolist(), strict=True):
+        cells = " ".join(f"{' ░▒▓█'[round(weight * 4)] * 2}{weight:5.2f}" for weight in weights_of_letter)
+        print(f"     {name}  {cells}    sum {sum(weights_of_letter):.2f}")
     print()
 
 

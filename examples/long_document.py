@@ -110,24 +110,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--text", type=Path, help="a text file; else this repository's own pages")
     parser.add_argument("--tokens", type=int, help="how many; a text that is too short begins again")
     parser.add_argument("--device", choices=list(LENGTHS), default="cuda" if torch.cuda.is_available() else "cpu")
-    chosen = parser.parse_args(arguments)
-    length = chosen.tokens or LENGTHS[chosen.device]
-    text = document(chosen.text)
-    if chosen.model is None:
+    settings = parser.parse_args(arguments)
+    length = settings.tokens or LENGTHS[settings.device]
+    text = document(settings.text)
+    if settings.model is None:
         print(f"A Llama of {sum(map(len, LAYERS))} heads built by hand reads {length:,} bytes\n")
-        model, tokens, options = by_hand(text, length, chosen.device)
+        model, tokens, options = by_hand(text, length, settings.device)
     else:
-        print(f"{chosen.model} reads {length:,} tokens\n")
-        model, tokens, options = from_folder(chosen.model, text, length, chosen.device)
+        print(f"{settings.model} reads {length:,} tokens\n")
+        model, tokens, options = from_folder(settings.model, text, length, settings.device)
     began = time.monotonic()
     roles = head_roles(model, tokens, **options)
-    report(roles, tokens.shape[1], time.monotonic() - began, chosen.device)
-    if chosen.model is not None:
+    report(roles, tokens.shape[1], time.monotonic() - began, settings.device)
+    if settings.model is not None:
         return 0
     without_heads(model)
-    found, built = [one.role for one in roles], [name for layer in LAYERS for name in layer]
-    if found != built:
-        print(f"   Built were {', '.join(built)}; found were {', '.join(found)}.", file=sys.stderr)
+    roles_found, built = [head.role for head in roles], [name for layer in LAYERS for name in layer]
+    if roles_found != built:
+        print(f"   Built were {', '.join(built)}; found were {', '.join(roles_found)}.", file=sys.stderr)
         return 1
     print("\n   Every head was found to be what it was built to be.")
     return 0

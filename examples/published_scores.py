@@ -25,10 +25,10 @@ def lookback_ratios(record: Record | Forward, prompt_length: int) -> dict[str, F
     A query is the token that was read, from which the next is predicted. See `Sight.lookback` for what it needs.
     Low ratios in the right heads are a sign of a hallucination.
     """
-    found = {}
+    ratios = {}
     for name, sight in _iterate_causal_attentions(record):
-        found[name] = sight.lookback(prompt_length)[:, :, sight.queries >= prompt_length]
-    return found
+        ratios[name] = sight.lookback(prompt_length)[:, :, sight.queries >= prompt_length]
+    return ratios
 
 
 def instruction_focus(
@@ -46,7 +46,7 @@ def instruction_focus(
     `query` is a position, by default the last one that was measured. A prompt injection draws the weight away: the
     focus falls.
     """
-    found = []
+    weights = []
     for name, sight in _iterate_causal_attentions(record):
         if heads is not None and name not in heads:
             continue
@@ -54,10 +54,10 @@ def instruction_focus(
         focus = sight.mass[instruction][:, :, row]
         if data is not None:
             focus = focus / (focus + sight.mass[data][:, :, row] + 1e-8)
-        found.append(focus if heads is None else focus[:, [sight.place_of(head) for head in heads[name]]])
-    if not found or not sum(one.shape[1] for one in found):
+        weights.append(focus if heads is None else focus[:, [sight.place_of(head) for head in heads[name]]])
+    if not weights or not sum(part.shape[1] for part in weights):
         raise RecordError(f"none of the heads of {list(heads or {})} was recorded; there are {', '.join(record.names)}")
-    return torch.cat(found, 1).mean(1)
+    return torch.cat(weights, 1).mean(1)
 
 
 def laplacian_eigenvalues(
@@ -69,13 +69,13 @@ def laplacian_eigenvalues(
     eigenvalues are its diagonal: `received_mean − itself`, in the order of the tokens, or the `largest` ones in
     falling order, which is what the paper's probe of hallucinations reads. Needs watch(…, itself=True) and all queries.
     """
-    found = {}
+    scores = {}
     for name, sight in _iterate_causal_attentions(record):
         if sight.queries.tolist() != list(range(sight.keys)):
             raise RecordError(f"{name!r} was measured for some of its queries only; eigenvalues need all")
         values = sight.received_mean - sight.itself
-        found[name] = values if largest is None else values.topk(min(largest, values.shape[-1])).values
-    return found
+        scores[name] = values if largest is None else values.topk(min(largest, values.shape[-1])).values
+    return scores
 
 
 def eviction_scores(record: Record | Forward) -> dict[str, Float[Tensor, "batch kv_heads keys"]]:
@@ -85,18 +85,18 @@ def eviction_scores(record: Record | Forward) -> dict[str, Float[Tensor, "batch 
     heads that share the key. Keys with the smallest scores are evicted first. Only measured queries count: with
     watch(…, queries=slice(-64, None)) the last 64.
     """
-    found = {}
+    means = {}
     for name, sight in _iterate_causal_attentions(record):
         key_heads = [head // sight.sharing for head in sight.heads]
         shared = [
-            [place for place, one in enumerate(key_heads) if one == key_head] for key_head in sorted(set(key_heads))
+            [index for index, used in enumerate(key_heads) if used == key_head] for key_head in sorted(set(key_heads))
         ]
         received = sight.received
         assert received is not None, "a watch measures it"
         later = (sight.queries[:, None] >= torch.arange(sight.keys)).sum(0)
         scores = received / later.clamp(min=1)
-        found[name] = torch.stack([scores[:, places].mean(1) for places in shared], 1)
-    return found
+        means[name] = torch.stack([scores[:, places].mean(1) for places in shared], 1)
+    return means
 
 
 def retrieval_scores(record: Record | Forward, needle: slice) -> dict[str, Float[Tensor, "batch heads"]]:
@@ -106,7 +106,7 @@ def retrieval_scores(record: Record | Forward, needle: slice) -> dict[str, Float
     this one, the key with the largest weight is this token in the needle. Only measured queries count: those
     of the answer. The last token that was read has no next one. Wu et al. call heads from 0.1 on retrieval heads.
     """
-    found = {}
+    scores = {}
     for name, sight in _iterate_causal_attentions(record):
         tokens = _get_tokens(sight)
         places = range(*needle.indices(tokens.shape[1]))
@@ -116,10 +116,10 @@ def retrieval_scores(record: Record | Forward, needle: slice) -> dict[str, Float
         following = tokens[:, None, sight.queries[rows] + 1]
         peaks = sight.peak_key[:, :, rows].masked_fill(following == -1, -1)  # −1: the token is not known
         copied = torch.stack(
-            [((peaks == place) & (following == tokens[:, None, None, place])).any(-1) for place in places]
+            [((peaks == position) & (following == tokens[:, None, None, position])).any(-1) for position in places]
         )
-        found[name] = copied.to(sight.peak.dtype).mean(0)
-    return found
+        scores[name] = copied.to(sight.peak.dtype).mean(0)
+    return scores
 
 
 def _get_tokens(sight: Sight) -> Int[Tensor, "batch tokens"]:

@@ -104,9 +104,9 @@ def learn(folder: Path, overrides: Sequence[str] = ()) -> bool:
     right = 0
     for sentence, prediction in zip(asked, translator.predict(asked), strict=True):
         answer = prediction.text
-        known = answer in pairs[sentence]
-        right += known
-        print(f"   {'✓' if known else '✗'} {sentence} → {answer}", "" if known else f"(taught: {pairs[sentence][0]})")
+        listed = answer in pairs[sentence]
+        right += listed
+        print(f"   {'✓' if listed else '✗'} {sentence} → {answer}", "" if listed else f"(taught: {pairs[sentence][0]})")
     small, large = (bleu(model) for model in (folder / "model", shipped.MODELS / "zh-en"))
     print(f"\n   {right} of 10 came out as taught. It was taught {len(pairs):,} sentences, and knows little else:")
     print(f"   on new ones it has {small:.0f} BLEU, where the shipped model, larger and better read, has {large:.0f}\n")
@@ -143,14 +143,14 @@ def look(translator: Predictor, folder: Path) -> bool:
     layer, head = divmod(int(back.argmax()), back.shape[1])
     name, share = f"layer {layer + 1}, head {head + 1}", float(back.max())
 
-    found = f"{(back > 0.5).sum()} of {back.numel()} heads look back at the Chinese word that it stands for"
-    found += f", {(ahead > 0.5).sum()} ahead at that of the next word."
+    summary = f"{(back > 0.5).sum()} of {back.numel()} heads look back at the Chinese word that it stands for"
+    summary += f", {(ahead > 0.5).sum()} ahead at that of the next word."
     heads, best = shown(folder / "heads.png"), shown(folder / "head.png")
-    note = f"A row is the moment after a word was written: {found}"
+    note = f"A row is the moment after a word was written: {summary}"
     draw_heads(weights, reads, writes, heads, title=f"{sentence}  →  {answer}", note=note, framed=(layer, head))
     title = f"{name.capitalize()} has learned which word stands for which"
     figures.save(figures.lines(weights[layer, head], keys=reads, queries=writes, title=title), best)
-    print(f"   {heads} shows all of them. After a word was written,\n   {found}\n")
+    print(f"   {heads} shows all of them. After a word was written,\n   {summary}\n")
     print(f"   {best} shows {name}, which gives {share:.0%} of its attention to the right word.")
     print("   Nobody told it which one that is.\n")
     return succeeded(share > 0.5, f"no head aligns the words: the best, {name}, gives {share:.0%} to the right ones")
@@ -187,10 +187,10 @@ def main(runs: Path = ROOT / "runs", overrides: Sequence[str] = ()) -> int:
     """The whole story; 0 if every part did what it should, 1 if not."""
     # A model this small gains little from a second thread, and on a busy machine it waits for it.
     torch.set_num_threads(1)
-    began, own = time.monotonic(), shown(runs / RECIPE)
+    began, recipe = time.monotonic(), shown(runs / RECIPE)
     try:
         translator = clearhead.load("zh-en", device="cpu")
-        well = [translate(translator), learn(own, overrides), look(translator, runs / "demo")]
+        well = [translate(translator), learn(recipe, overrides), look(translator, runs / "demo")]
     except ClearheadError as error:
         well = [succeeded(False, str(error))]
     if not all(well):
@@ -198,7 +198,7 @@ def main(runs: Path = ROOT / "runs", overrides: Sequence[str] = ()) -> int:
     command = shown(Path(sys.executable).parent / "clearhead")
     print(f"Done in {time.monotonic() - began:.0f} s. What to try next:\n")
     print(f'   {command} predict zh-en "你想喝茶还是咖啡？"')
-    print(f'   {command} predict {own} "{WATCHED}"')
+    print(f'   {command} predict {recipe} "{WATCHED}"')
     print(f"   {command} train {RECIPE} --set model.heads=1 --out runs/one-head")
     print("   make lesson    # attention by hand, and a model that learns where to look\n")
     print("docs/training.md tells how to train a translator on sentences of your own.")
