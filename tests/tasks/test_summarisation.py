@@ -133,7 +133,7 @@ def test_lists_are_sentences_and_references(tmp_path):
 def test_a_row_without_a_summary_is_dropped():
     processor = SummaryProcessor.prepare(rows_of(PAIRS), recipe_of())
     for nothing in ("", (), ("",), " "):
-        assert processor.row_problem(Row(("A text.", nothing), "a", 1)) == "with an empty side"
+        assert processor.check_row(Row(("A text.", nothing), "a", 1)).problem == "with an empty side"
 
 
 def test_wrong_settings_are_refused_in_one_line():

@@ -14,6 +14,7 @@ from clearhead.errors import ConfigError, DataError, DiskFullError
 from clearhead.model_folder import ModelFolder
 from clearhead.storage import atomic
 from clearhead.tasks.answerer import Evaluation
+from clearhead.tasks.processor import RowCheck
 from clearhead.tasks.translation import TranslationAnswerer, TranslationProcessor
 from clearhead.text import Row
 from clearhead.train import finished_model, run_training
@@ -165,7 +166,7 @@ def test_final_scores_are_bounded_in_time(monkeypatch, capsys):
     monkeypatch.setattr(finished_model, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     rows = [Row(("a", "b"), "dev.tsv", line) for line in range(300)]
     processor = TranslationProcessor.__new__(TranslationProcessor)
-    processor.row_problem = lambda row: None
+    processor.check_row = lambda row: RowCheck()
     slow = Slow(processor, torch.nn.Identity())
     found = finished_model._score_rows("dev", slow, rows, trained=30.0)
     assert "scoring 120 rows of dev: about 2 min 0 s" in capsys.readouterr().err

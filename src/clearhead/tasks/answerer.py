@@ -92,7 +92,7 @@ class Answerer(ABC, Generic[ProcessorT, ModelT, InputT, OptionsT]):
         inputs = self.processor.inputs
         rows = inputs.load_rows(rows)
         for row in rows:
-            if problem := self.processor.row_problem(row):
+            if problem := self.processor.check_row(row).problem:
                 report.drop(row, problem)
             else:
                 report.keep()
@@ -101,7 +101,8 @@ class Answerer(ABC, Generic[ProcessorT, ModelT, InputT, OptionsT]):
             raise DataError(f"no row is left to score: {report}")
         predictions = self.predict_rows(usable, options)
         scores = self.score(usable, predictions, options)
-        notes = [*([str(report)] if report.dropped else []), *describe_flaws(usable, self.processor.find_flaws)]
+        flaws = describe_flaws((row, self.processor.check_row(row).flaws) for row in usable)
+        notes = [*([str(report)] if report.dropped else []), *flaws]
         return Evaluation({**scores, "note": "; ".join(notes)} if notes else scores, usable, predictions)
 
 

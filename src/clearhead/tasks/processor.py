@@ -35,6 +35,13 @@ Files = str | Path | Mapping[str, str | Path]  # one file, or one for each colum
 Columns = Sequence[str] | Mapping[str, str] | None
 
 
+class RowCheck(NamedTuple):
+    """Why a row can neither be learned from nor scored; or the flaws of one that is used all the same, with counts."""
+
+    problem: str | None = None  # in words that follow a number, such as "without a label"
+    flaws: Mapping[Flaw, int] = MappingProxyType({})  # `evaluate` says them in a note
+
+
 class Examples(ABC, Generic[BatchT]):
     """A data set as tensors, from which batches are collated.
 
@@ -170,17 +177,9 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
         With a recipe they are for training, and its limits hold.
         """
 
-    def row_problem(self, row: Row) -> str | None:
-        """Why a row can neither be learned from nor scored, such as "without a label"; None if it can."""
-        return None
-
-    def contradict(self, rows: Sequence[Row]) -> bool:
-        """Whether rows with the same input have answers that exclude each other; False where there may be several."""
-        return False
-
-    def find_flaws(self, row: Row) -> Mapping[Flaw, int]:
-        """What is wrong in a row that is scored all the same, and how often; `evaluate` says it in a note."""
-        return {}
+    def check_row(self, row: Row) -> RowCheck:
+        """What is wrong in a row, if anything."""
+        return RowCheck()
 
     def answer_of(self, row: Row) -> str:
         """The right answer, to be shown beside a prediction."""

@@ -62,6 +62,8 @@ class Task:
     confusion: Callable[[Any, Rows, Sequence[Any]], tuple[list[str], NDArray[np.int64]]] | None = None
     # What a simple method scores on rows (the last argument) that learns from the same training rows.
     baseline: Callable[[Any, Rows, Rows], Baseline] | None = None
+    # Whether rows with the same input have answers that exclude each other; None where there may be several answers.
+    contradict: Callable[[Any, Rows], bool] | None = None
     baseline_learns: bool = True  # whether `baseline` needs the training rows
     actions: Mapping[str, Action] = field(default_factory=dict)
     variants: Mapping[str, Task] = field(

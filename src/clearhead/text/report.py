@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,11 +81,11 @@ class Report:
         return ", ".join(said + ["…"] * (len(self.places[reason]) > SHOWN))
 
 
-def describe_flaws(rows: Iterable[Row], find: Callable[[Row], Mapping[Flaw, int]]) -> list[str]:
-    """A line for each kind of flaw that `find` finds in rows: how many there are, and where the first one is."""
+def describe_flaws(flaws_of_rows: Iterable[tuple[Row, Mapping[Flaw, int]]]) -> list[str]:
+    """A line for each kind of flaw in these rows: how many there are, and where the first one is."""
     counts, first = Counter[Flaw](), dict[Flaw, str]()
-    for row in rows:
-        for flaw, count in find(row).items():
+    for row, flaws in flaws_of_rows:
+        for flaw, count in flaws.items():
             counts[flaw] += count
             first.setdefault(flaw, row.where)
     return [f"{format_count(count, *flaw)} (first {first[flaw]})" for flaw, count in counts.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from clearhead.storage import atomic_folder, read_json, verify_checksums, write_
 from clearhead.tasks import Task
 from clearhead.tasks.objective import AnyObjective
 from clearhead.tasks.pretrained import Pretrained
-from clearhead.tasks.processor import AnyProcessor, Examples, Processor
+from clearhead.tasks.processor import AnyProcessor, Examples
 from clearhead.tasks.settings import Source
 from clearhead.text import Report, Row
 from clearhead.text.documents import split_document
@@ -45,6 +45,16 @@ class TrainingData(NamedTuple):
         return processor
 
     @property
+    def metric(self) -> str:
+        """The score that the best weights are chosen by; without dev there is only the loss."""
+        return "loss" if self.dev is None else self.recipe.train.metric or self.processor.metric
+
+    @property
+    def minimises(self) -> bool:
+        """Whether a smaller value of the metric is better."""
+        return self.metric in ("loss", *self.task.minimised)
+
+    @property
     def dev_rows(self) -> Sequence[Row]:
         """The rows of dev that can be used."""
         return () if self.dev is None else self.dev.rows
@@ -71,12 +81,12 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
     if start is not None and (problem := find_position_problem(recipe, processor.config)):
         raise ConfigError(problem)
     test = processor.inputs.load_rows(test)
-    problems = [processor.row_problem(row) for row in test]
+    problems = [processor.check_row(row).problem for row in test]
     if problems and all(problems):
         raise DataError(f"data.test has no row that can be scored; {test[0].where} is {problems[0]}")
     report = Report()
     examples, dev = processor.examples(rows, report, recipe), None
-    lines = [f"train: {report}", *_describe_contradictions(processor, find_contradictions(processor, examples.rows))]
+    lines = [f"train: {report}", *_describe_contradictions(recipe.kind, processor, examples.rows)]
     if data.dev is not None:
         report = Report()
         dev = processor.examples(dev_rows, report)
@@ -100,14 +110,14 @@ def find_repeated(processor: AnyProcessor, train: Sequence[Row], dev: Sequence[R
     return [row for row, key in zip(dev, inputs, strict=True) if key in common]
 
 
-def find_contradictions(processor: AnyProcessor, rows: Sequence[Row]) -> list[list[Row]]:
+def find_contradictions(
+    contradict: Callable[[Any, list[Row]], bool], processor: AnyProcessor, rows: Sequence[Row]
+) -> list[list[Row]]:
     """The rows of each input whose answers exclude each other, such as two labels for one text."""
-    if type(processor).contradict is Processor.contradict:
-        return []
     same = dict[str, list[Row]]()
     for row in rows:
         same.setdefault(processor.inputs.identify(row), []).append(row)
-    return [group for group in same.values() if len(group) > 1 and processor.contradict(group)]
+    return [group for group in same.values() if len(group) > 1 and contradict(processor, group)]
 
 
 def fit_recipe(recipe: Recipe, rows: int, *, gpu: bool) -> Recipe:
@@ -146,13 +156,14 @@ def split_off(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], 
     return rest, [row for number, row in enumerate(rows) if number in numbers]
 
 
-def _describe_contradictions(processor: AnyProcessor, contradictions: Sequence[Sequence[Row]]) -> list[str]:
+def _describe_contradictions(task: Task, processor: AnyProcessor, train: Sequence[Row]) -> list[str]:
     """A line, if any: how many inputs of train have answers that exclude each other, and the first two such rows."""
-    if not contradictions:
+    contradict = task.contradict
+    if contradict is None or not (contradictions := find_contradictions(contradict, processor, train)):
         return []
     rows = sum(map(len, contradictions))
     first, *others = contradictions[0]
-    second = next((row for row in others if processor.contradict([first, row])), others[0])
+    second = next((row for row in others if contradict(processor, [first, row])), others[0])
     cases = [f"{processor.answer_of(row)!r:.60} ({_name_place(row)})" for row in (first, second)]
     count = f"{format_count(len(contradictions), 'input')} of train {'has' if len(contradictions) == 1 else 'have'}"
     what = f"{count} answers that exclude each other, in {format_count(rows, 'row')}"

@@ -160,7 +160,7 @@ def _make_model(trainer: Trainer, weights: dict[str, Tensor], adapter: Adapter |
 def _why_ended(trainer: Trainer) -> str:
     train = trainer.train
     if trainer.position.stopped == "patience":
-        return f"no better {trainer.metric} in {train.patience} evaluations (train.patience)"
+        return f"no better {trainer.data.metric} in {train.patience} evaluations (train.patience)"
     if trainer.position.stopped == "time":
         return f"its time is over (train.minutes = {train.minutes:g})"
     return f"all steps are done (train.steps = {train.steps})"
@@ -172,7 +172,7 @@ def _score_rows(part: str, answerer: AnyAnswerer, rows: Sequence[Row], trained: 
     used = rows
     if len(rows) > TRIAL_ROWS:
         begin = time.monotonic()
-        trial = [row for row in rows if not answerer.processor.row_problem(row)][:TRIAL_ROWS]
+        trial = [row for row in rows if not answerer.processor.check_row(row).problem][:TRIAL_ROWS]
         answerer.evaluate(trial, options)
         expected = (time.monotonic() - begin) / TRIAL_ROWS * len(rows)
         used = rows if expected <= limit else rows[: max(TRIAL_ROWS, int(len(rows) * limit / expected))]
@@ -197,7 +197,7 @@ def _score_baseline(data: TrainingData, rows: Sequence[Row]) -> dict[str, Any]:
 
     Whatever goes wrong is printed and no more: the model is what was asked for.
     """
-    usable = [row for row in rows if not data.processor.row_problem(row)]
+    usable = [row for row in rows if not data.processor.check_row(row).problem]
     if data.task.baseline is None or not usable:
         return {}
     try:

@@ -21,7 +21,7 @@ from clearhead.train.data import TrainingData
 from clearhead.train.head_monitor import HeadMonitor
 from clearhead.train.observers import Moment, Observer, Sample
 from clearhead.train.processes import Processes, unshard_weights
-from clearhead.train.recipe import CHANGEABLE
+from clearhead.train.recipe import learned_settings
 from clearhead.train.run_folder import Checkpoints
 from clearhead.train.updater import Updater
 
@@ -75,16 +75,6 @@ class Trainer:
         self.updater = Updater(train, objective, model, self.examples, processes, seed, new)
         self.model = self.updater.model
         self._pending: list[tuple[list[Batch], Tensor, Tensor]] = []  # windows whose loss was not read yet
-
-    @property
-    def metric(self) -> str:
-        """The score that the best weights are chosen by; without dev there is only the loss."""
-        return "loss" if self.dev is None else self.train.metric or self.data.processor.metric
-
-    @property
-    def minimises(self) -> bool:
-        """Whether a smaller value of the metric is better."""
-        return self.metric in ("loss", *self.data.task.minimised)
 
     def run(self) -> Position:
         """Trains until the steps, the time or the patience are over."""
@@ -201,8 +191,7 @@ class Trainer:
             return
         loss, evaluation = self._score_dev(self.dev)
         metrics: dict[str, float | str] = {"loss": loss} | evaluation.scores | {"loss": loss}  # first, and our own
-        name = self.metric
-        score = self.processes.agree(float(metrics[name]) * (-1 if self.minimises else 1))
+        score = self.processes.agree(float(metrics[self.data.metric]) * (-1 if self.data.minimises else 1))
         tied = score == position.best and position.best_loss is not None and loss < position.best_loss
         if position.best is None or score > position.best or tied:
             position.best, position.best_step, position.best_loss, position.stale = score, step, loss, 0
@@ -254,7 +243,7 @@ class Trainer:
         state: dict[str, Any] = {"position": asdict(self.position), "processes": self.processes.count}
         scaler = self.updater.scaler.state_dict()
         state |= {"scaler": scaler, "planned": self._is_planned_save(), "data": self.fingerprints}
-        state["settings"] = self.learned_settings()
+        state["settings"] = learned_settings(self.data.recipe)
         tensors = self._collect_tensors()
         self.checkpoints.save(self.position.step, tensors, state, self.position.best_step)
         self.saved = time.monotonic()
@@ -263,11 +252,6 @@ class Trainer:
         """What a checkpoint stores: all of the updater, and what the task changed in the examples."""
         changed = {f"{EXAMPLES}{name}": tensor for name, tensor in self.examples.state().items()}
         return {**self.updater.collect_tensors(), **changed}
-
-    def learned_settings(self) -> dict[str, Any]:
-        """The settings that change what is learned; a run may only be resumed with the same ones."""
-        settings = self.train.model_dump(mode="json")
-        return {"seed": self.seed, **{f"train.{key}": settings[key] for key in settings if key not in CHANGEABLE}}
 
     def resume(self, step: int) -> None:
         """Restores a checkpoint; training continues exactly as it would have without the interruption."""
@@ -281,7 +265,7 @@ class Trainer:
             )
         if state["data"] != self.fingerprints:
             raise ConfigError("the data of this run have changed since it was started: restore them, or start anew")
-        before, now = state.get("settings", {}), self.learned_settings()
+        before, now = state.get("settings", {}), learned_settings(self.data.recipe)
         if changed := [key for key, value in before.items() if key in now and now[key] != value]:
             listed = ", ".join(f"{key} = {before[key]!r} (now {now[key]!r})" for key in changed)
             raise ConfigError(f"step {step} was trained with {listed}; restore the setting, or start anew")

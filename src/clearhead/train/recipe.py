@@ -127,6 +127,12 @@ class Recipe(TaskRecipe):
             raise ValueError(problem)
 
 
+def learned_settings(recipe: Recipe) -> dict[str, Any]:
+    """The settings of training that change what is learned; a run may only be resumed with the same ones."""
+    settings = recipe.train.model_dump(mode="json")
+    return {"seed": recipe.seed, **{f"train.{key}": settings[key] for key in settings if key not in CHANGEABLE}}
+
+
 def find_position_problem(recipe: Recipe, config: ModelConfig) -> str | None:
     """Why a model's learned positions are too few for the longest texts of a recipe; None if they are enough."""
     needed = recipe.data.longest + recipe.kind.processor.added_tokens

@@ -155,10 +155,10 @@ def _check_disk(where: Path, trainer: Trainer) -> None:
 @contextmanager
 def _attach_observers(trainer: Trainer, where: Path, others: Sequence[Observer]) -> Iterator[None]:
     """Context manager: attaches all observers, and closes them; only the first process prints and writes."""
-    metric, train, begun = trainer.metric, trainer.train, trainer.position.step
+    metric, train, begun = trainer.data.metric, trainer.train, trainer.position.step
     observers: list[Observer] = list(others)
     if trainer.processes.first:
-        progress = ProgressReport(metric, trainer.position.best, minimised=trainer.minimises)
+        progress = ProgressReport(metric, trainer.position.best, minimised=trainer.data.minimises)
         observers += [MetricsLog(where, begun), progress]
         if train.tensorboard:
             observers.append(TensorBoardLog(where / "tensorboard", begun))

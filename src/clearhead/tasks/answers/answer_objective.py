@@ -99,7 +99,7 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
 
         Without dev every tenth training question is used for that: the threshold is then too strict for new questions.
         """
-        rest, dev = list(train), [row for row in dev if not self.processor.find_flaws(row)]
+        rest, dev = list(train), [row for row in dev if not self.processor.check_row(row).flaws]
         if not dev:
             dev, rest = rest[::HELD_OUT_EVERY], [row for number, row in enumerate(rest) if number % HELD_OUT_EVERY]
         self._fill_index(model, rest, dev)

@@ -26,7 +26,7 @@ from clearhead.tasks.answers.answer_finder import AnswerFinder
 from clearhead.tasks.answers.answer_settings import UNKNOWN, AnswersLoss, AnswersRecipe, AnswersSection
 from clearhead.tasks.answers.out_of_scope import Calibration
 from clearhead.tasks.losses import check_finite
-from clearhead.tasks.processor import Examples, Processor, TextExamples
+from clearhead.tasks.processor import Examples, Processor, RowCheck, TextExamples
 from clearhead.tasks.settings import Section
 from clearhead.tasks.text_windows import cut_text, enclose, padded_batches, text_windows, window_size
 from clearhead.text.batches import Batch, Ragged
@@ -181,8 +181,8 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
         questions, answers, used = list[list[int]](), list[str](), list["Row"]()
         for row, (question, answer) in zip(rows, pairs, strict=True):
             size = max(len(tokens_of[question]), len(texts.get(answer, ()))) - self.added_tokens
-            flaws = self.find_flaws(row)
-            if problem := self.row_problem(row):
+            problem, flaws = self.check_row(row)
+            if problem is not None:
                 report.drop(row, problem)
             elif flaws and recipe is not None:
                 report.drop(row, "with an answer that is not in the training data")
@@ -207,16 +207,10 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
         candidates = {text: texts[text] for text in distinct}
         return PairExamples(questions, right, candidates, used, pad=pad, negatives=self.section.hard_negatives)
 
-    def row_problem(self, row: Row) -> str | None:
-        return None if self.tokenizer.normal(clean_pair(row)[0]).strip() else "without a question"
-
-    def contradict(self, rows: Sequence[Row]) -> bool:
-        """Pairs may have several answers to a question, but it is not out of scope then."""
-        answers = {clean_pair(row)[1] for row in rows}
-        return len(answers) > 1 and (self.kind == "intents" or "" in answers)
-
-    def find_flaws(self, row: Row) -> dict[Flaw, int]:
-        return {UNSEEN: 1} if self.find_unseen([row]) else {}
+    def check_row(self, row: Row) -> RowCheck:
+        if not self.tokenizer.normal(clean_pair(row)[0]).strip():
+            return RowCheck("without a question")
+        return RowCheck(flaws={UNSEEN: 1} if self.find_unseen([row]) else {})
 
     def find_unseen(self, rows: Sequence[Row]) -> set[str]:
         """The answers of these rows that the model cannot give; of pairs none, for evaluation adds them."""

@@ -45,6 +45,12 @@ def count_answer_confusions(
     return count_confusions([right for right, _ in answered], [guess for _, guess in answered], labels)
 
 
+def exclude_each_other(processor: AnswerProcessor, rows: Sequence[Row]) -> bool:
+    """Pairs may have several answers to a question, but it is not out of scope then."""
+    answers = {clean_pair(row)[1] for row in rows}
+    return len(answers) > 1 and (processor.kind == "intents" or "" in answers)
+
+
 def score_simple(processor: AnswerProcessor, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
     """TF-IDF with logistic regression for intents, BM25 for pairs."""
     simple = score_tf_idf if processor.kind == "intents" else score_bm25
@@ -115,5 +121,6 @@ TASK = Task(
     report=report_answers,
     confusion=count_answer_confusions,
     baseline=score_simple,
+    contradict=exclude_each_other,
     actions=ACTIONS,
 )

@@ -23,7 +23,7 @@ from clearhead.storage import check_format, read_json, write_json
 from clearhead.tasks.file_inputs import FileInputs
 from clearhead.tasks.media import PictureInput
 from clearhead.tasks.pretrained import Pretrained
-from clearhead.tasks.processor import Columns, Examples, Files
+from clearhead.tasks.processor import Columns, Examples, Files, RowCheck
 from clearhead.tasks.sequence_to_sequence.generation import GeneratingProcessor
 from clearhead.tasks.sequence_to_sequence.search import LimitedDecode
 from clearhead.tasks.sequence_to_sequence.text_to_text import Loss, shift_targets
@@ -219,8 +219,8 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
             augmentation=None if recipe is None else recipe.augmentation,
         )
 
-    def row_problem(self, row: Row) -> str | None:
-        return self.inputs.find_problem(row)
+    def check_row(self, row: Row) -> RowCheck:
+        return RowCheck(self.inputs.find_problem(row))
 
     @property
     def grid(self) -> Patches:

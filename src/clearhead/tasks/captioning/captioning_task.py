@@ -119,7 +119,7 @@ class CaptionObjective(Objective[CaptionProcessor, CaptionRecipe, PictureToText,
 
 def score_nearest(processor: CaptionProcessor, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
     """The caption of the training picture with the most similar pixels."""
-    trained = [row for row in processor.inputs.load_rows(train) if not processor.row_problem(row)]
+    trained = [row for row in processor.inputs.load_rows(train) if not processor.check_row(row).problem]
     asked = processor.inputs.load_rows(rows)
     pixels = (torch.stack([row.values[0].content for row in part]).flatten(1).float() for part in (trained, asked))
     captions = [str(trained[nearest].values[1]) for nearest in find_nearest(*pixels).tolist()]

@@ -60,6 +60,10 @@ def score_tf_idf(processor: ClassifierProcessor, train: Sequence[Row], rows: Seq
     return Baseline(simple.name, score_answers(wanted, answered, multi_label=multi_label))
 
 
+def have_different_labels(processor: ClassifierProcessor, rows: Sequence[Row]) -> bool:
+    return len({frozenset(processor.column.parse(row.values[-1])) for row in rows}) > 1
+
+
 TASK = Task(
     name="classification",
     recipe=ClassificationRecipe,
@@ -71,4 +75,5 @@ TASK = Task(
     report=report_labels,
     confusion=count_label_confusions,
     baseline=score_tf_idf,
+    contradict=have_different_labels,
 )

@@ -62,7 +62,7 @@ class ClassifierObjective(Objective[ClassifierProcessor, ClassificationRecipe, C
     def calibrate(self, model: Classifier, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
         """Fits the temperature on dev, by which the model's scores are divided, and thresholds of several labels."""
         processor = self.processor
-        rows = [row for row in dev if not processor.row_problem(row) and not processor.find_flaws(row)]
+        rows = [row for row in dev if not any(processor.check_row(row))]
         if not rows:
             return None
         inputs = [processor.inputs.of_row(row) for row in rows]

@@ -17,7 +17,7 @@ from clearhead.formatting import parse_whole_number
 from clearhead.model import Classifier, ModelConfig
 from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.processor import Columns, Files, LabelledTexts, Processor, TextExamples
+from clearhead.tasks.processor import Columns, Files, LabelledTexts, Processor, RowCheck, TextExamples
 from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, one_message, option
 from clearhead.tasks.text_windows import EncodedInput, encode_inputs, text_windows, window_size
 from clearhead.text import Row
@@ -230,8 +230,8 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
         too_long = f"longer than the {self.window:,} tokens that the model reads at once"
         for row, (parts, cut) in zip(rows, self.encode([self.inputs.of_row(row) for row in rows]), strict=True):
             windows = text_windows(parts, self.window, self.tokenizer.start, self.tokenizer.end)
-            flaws = self.find_flaws(row)
-            if problem := self.row_problem(row):
+            problem, flaws = self.check_row(row)
+            if problem is not None:
                 report.drop(row, problem)
             elif flaws and recipe is not None:
                 report.drop(row, "with a label that is not in the training data")
@@ -256,17 +256,13 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
     def answer_of(self, row: Row) -> str:
         return ", ".join(self.column.parse(row.values[-1]))
 
-    def row_problem(self, row: Row) -> str | None:
+    def check_row(self, row: Row) -> RowCheck:
         *texts, written = row.values
         if not self.column.parse(written) and not self.column.multi_label:
-            return "without a label"
-        return None if all(map(self._has_text, texts)) else "without a text"
-
-    def contradict(self, rows: Sequence[Row]) -> bool:
-        return len({frozenset(self.column.parse(row.values[-1])) for row in rows}) > 1
-
-    def find_flaws(self, row: Row) -> dict[Flaw, int]:
-        return {UNSEEN: 1} if self.unseen_labels([row]) else {}
+            return RowCheck("without a label")
+        if not all(map(self._has_text, texts)):
+            return RowCheck("without a text")
+        return RowCheck(flaws={UNSEEN: 1} if self.unseen_labels([row]) else {})
 
     def unseen_labels(self, rows: Sequence[Row]) -> list[str]:
         """The labels of these rows that are not in the training data."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import Decoder, ModelConfig
 from clearhead.tasks.pretrained import Pretrained
-from clearhead.tasks.processor import BatchT, Columns, Examples, Files, Processor
+from clearhead.tasks.processor import BatchT, Columns, Examples, Files, Processor, RowCheck
 from clearhead.tasks.segmentation import join_texts
 from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option, validate
 from clearhead.text import Report, Row, Tokenizer
@@ -210,7 +210,7 @@ class LanguageProcessor(DocumentProcessor[LanguageModelRecipe, PackedRows]):
         used: list[Row] = []
         documents: list[list[int]] = []
         for row, document in zip(rows, self.encode_documents(rows), strict=True):
-            if self.row_problem(row):
+            if self.check_row(row).problem:
                 report.drop(row, EMPTY)
             else:
                 report.keep()
@@ -228,8 +228,9 @@ class LanguageProcessor(DocumentProcessor[LanguageModelRecipe, PackedRows]):
         texts = self.tokenizer.encode_all([row.values[0] for row in rows])
         return [[self.tokenizer.start, *text, self.tokenizer.end] for text in texts]
 
-    def row_problem(self, row: Row) -> str | None:
-        return None if self.tokenizer.normal(row.values[0][:1000]).strip() or row.values[0].strip() else EMPTY
+    def check_row(self, row: Row) -> RowCheck:
+        text = row.values[0]
+        return RowCheck(None if self.tokenizer.normal(text[:1000]).strip() or text.strip() else EMPTY)
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """The tokens of a prompt, as the beginning of a document where prompts are read so."""

@@ -24,7 +24,7 @@ from clearhead.tasks.pretraining.document_windows import EMPTY, make_text_window
 from clearhead.tasks.pretraining.mask_filling import MASK, FilledText, check_length, encode_masked, fill_masks
 from clearhead.tasks.pretraining.masked_examples import MaskedExamples, MaskedTexts
 from clearhead.tasks.pretraining.pretraining_settings import FillOptions, Masking, PretrainingRecipe
-from clearhead.tasks.processor import AnyProcessor, BatchT, Examples
+from clearhead.tasks.processor import AnyProcessor, BatchT, Examples, RowCheck
 from clearhead.tasks.settings import validate
 from clearhead.tasks.task import Task
 from clearhead.tasks.text_windows import window_size
@@ -67,8 +67,8 @@ class HidingProcessor(DocumentProcessor[PretrainingRecipe, BatchT]):
         config = cls.make_config(recipe, start, vocabulary=tokenizer.size)
         return cls(tokenizer, config, recipe.data.longest, recipe.masking, recipe.data.documents)
 
-    def row_problem(self, row: Row) -> str | None:
-        return None if self.tokenizer.normal(row.values[0]).strip() else EMPTY
+    def check_row(self, row: Row) -> RowCheck:
+        return RowCheck(None if self.tokenizer.normal(row.values[0]).strip() else EMPTY)
 
     @property
     def mask(self) -> int:

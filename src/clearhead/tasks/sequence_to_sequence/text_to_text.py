@@ -22,7 +22,7 @@ from clearhead.model.pointer_generator import pointer_loss
 from clearhead.tasks.losses import UNCOUNTED, token_loss
 from clearhead.tasks.objective import Objective
 from clearhead.tasks.pretrained import Pretrained
-from clearhead.tasks.processor import Examples, RecipeT
+from clearhead.tasks.processor import Examples, RecipeT, RowCheck
 from clearhead.tasks.segmentation import cut_repeats, has_loop
 from clearhead.tasks.sequence_to_sequence.generation import (
     GeneratingAnswerer,
@@ -190,9 +190,9 @@ class PairProcessor(TextToTextProcessor[PairRecipeT]):
             self.source.pad,
         )
 
-    def row_problem(self, row: Row) -> str | None:
+    def check_row(self, row: Row) -> RowCheck:
         source, target = self.source.normal(row.values[0]), self.target.normal(self.target_of(row))
-        return None if source.strip() and target.strip() else EMPTY
+        return RowCheck(None if source.strip() and target.strip() else EMPTY)
 
     @property
     def settings(self) -> dict[str, Any]:

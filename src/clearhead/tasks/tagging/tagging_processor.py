@@ -15,7 +15,7 @@ from clearhead.errors import DataError
 from clearhead.model import ModelConfig
 from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.processor import Columns, Examples, Files, Processor
+from clearhead.tasks.processor import Columns, Examples, Files, Processor, RowCheck
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
 from clearhead.tasks.tagging.linear_chain import Decoder
 from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags, write_tags
@@ -226,12 +226,13 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
     def examples(self, rows: Iterable[Row], report: Report, recipe: TaggingRecipe | None = None) -> TaggedExamples:
         used: list[Row] = []
         for row in rows:
-            if problem := self.row_problem(row):
+            problem, flaws = self.check_row(row)
+            if problem is not None:
                 report.drop(row, problem)
                 continue
             report.keep()
             used.append(row)
-            for flaw, count in self.find_flaws(row).items():
+            for flaw, count in flaws.items():
                 report.add_flaw(row, flaw, count)
         if not used:
             raise DataError(f"no sentence is left to use: {report}")
@@ -247,14 +248,13 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
             origins += [origin] * len(parts)
         return TaggedExamples(windows, tags, used, origins, self.tokenizer.pad)
 
-    def row_problem(self, row: Row) -> str | None:
-        return None if self.inputs.of_row(row).words else "without a word"
-
-    def find_flaws(self, row: Row) -> dict[Flaw, int]:
+    def check_row(self, row: Row) -> RowCheck:
         sentence = self.inputs.of_row(row)
+        if not sentence.words:
+            return RowCheck("without a word")
         unseen = sum(span.label not in self.types for span in sentence.entities)
         flaws = {REPAIRED: sentence.repairs, MISPLACED: sentence.misplaced, UNSEEN: unseen}
-        return {flaw: count for flaw, count in flaws.items() if count}
+        return RowCheck(flaws={flaw: count for flaw, count in flaws.items() if count})
 
     def answer_of(self, row: Row) -> str:
         sentence = self.inputs.of_row(row)

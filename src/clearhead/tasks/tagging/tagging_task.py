@@ -28,7 +28,7 @@ def report_entities(processor: TaggingProcessor, rows: Sequence[Row], prediction
     """The table of tags, word by word and with "O", the table of entities, and what was wrong in the data."""
     sentences = [processor.inputs.of_row(row) for row in rows]
     tables = count_tables(sentences, [answer.spans for answer in predictions])
-    flaws = describe_flaws(rows, processor.find_flaws)
+    flaws = describe_flaws((row, processor.check_row(row).flaws) for row in rows)
     return "\n".join([tables.format(), *([""] if flaws else []), *flaws])
 
 

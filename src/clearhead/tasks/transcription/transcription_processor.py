@@ -17,7 +17,7 @@ from clearhead.errors import ConfigError, DataError
 from clearhead.model import ModelConfig, SpeechModel
 from clearhead.model.speech_model import count_positions
 from clearhead.tasks.pretrained import Pretrained
-from clearhead.tasks.processor import Columns, Files
+from clearhead.tasks.processor import Columns, Files, RowCheck
 from clearhead.tasks.sequence_to_sequence.generation import GeneratingProcessor
 from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, option, validate
@@ -144,8 +144,8 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
         speeds = (1.0,) if recipe is None else recipe.augmentation.speeds
         return SoundExamples(sounds, targets, used, self.log_mel, self.target.pad, speeds)
 
-    def row_problem(self, row: Row) -> str | None:
-        return self.inputs.find_problem(row)
+    def check_row(self, row: Row) -> RowCheck:
+        return RowCheck(self.inputs.find_problem(row))
 
     # Model
 
