@@ -524,7 +524,7 @@ def test_a_contrastive_loss_beside_the_classifier_learns():
 def test_settings_that_make_no_sense_are_refused(tmp_path, settings):
     processor = AnswerProcessor.prepare(rows_of(asked(40, 1)), recipe_of())
     processor.save(tmp_path)
-    with pytest.raises(CheckpointError, match="are not those of answers"):
+    with pytest.raises(CheckpointError, match="are damaged"):
         AnswerProcessor.load(tmp_path, processor.config, settings)
     with pytest.raises(CheckpointError, match=r"has 2 labels and .* its model 3 and"):
         AnswerProcessor.load(tmp_path, processor.config, {**processor.settings, "labels": ["a", "b"]})

@@ -16,6 +16,7 @@ from clearhead.errors import DataError, PackageError
 from clearhead.tasks import TASKS
 from clearhead.tasks.answerer import Baseline
 from clearhead.tasks.answers.answer_processor import AnswerProcessor
+from clearhead.tasks.answers.answer_settings import AnswerSettings
 from clearhead.tasks.baselines import TfidfBaseline
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
 from clearhead.train import run_training
@@ -158,6 +159,6 @@ def test_inputs_with_answers_that_exclude_each_other_are_found(run):
     exclusive = TASKS["answers"].contradict
     questions = rows_of([("why?", "so"), ("why?", "no"), ("who?", ""), ("who?", "me"), ("how?", "so"), ("how?", "so ")])
     for kind, lines in (("intents", [[1, 2], [3, 4]]), ("pairs", [[3, 4]])):
-        answers = AnswerProcessor(processor.tokenizer, ["so", "no"], processor.config, kind=kind)
+        answers = AnswerProcessor(processor.tokenizer, processor.config, AnswerSettings(kind=kind, labels=["so", "no"]))
         assert [[row.line for row in rows] for rows in find_contradictions(exclusive, answers, questions)] == lines
     assert TASKS["translation"].contradict is None  # a text may be translated in several ways

@@ -12,7 +12,7 @@ from PIL import Image
 import clearhead
 from clearhead import model_folder
 from clearhead.cli import main
-from clearhead.errors import ConfigError, DataError
+from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.images.scenes import make_pairs
 from clearhead.model import PictureToText
 from clearhead.predictor import Predictor
@@ -333,7 +333,7 @@ def test_a_model_folder_knows_how_pictures_are_prepared(predictor, tmp_path):
     assert again.processor.preprocessing == processor.preprocessing
     picture = rows_of("x")[0].values[0]
     assert again.predict(picture) == predictor.predict(picture)
-    with pytest.raises(ConfigError, match=r"settings of .* are invalid: decode: beem: 'beem' is not known"):
+    with pytest.raises(CheckpointError, match=r"settings of .* are damaged: beem: 'beem' is not known"):
         CaptionProcessor.load(folder, processor.config, {"beem": 5})
 
 
@@ -341,14 +341,14 @@ def test_the_longest_caption_is_that_of_the_training_data_unless_the_recipe_sets
     rows, plain = rows_of("a red cat", "a blue dog", "two birds"), recipe_of()
     prepared = CaptionProcessor.prepare(rows, plain)
     longest = max(map(len, prepared.target.encode_all([row.values[1] for row in rows])))
-    before = prepared.decode
+    before = prepared.stored
     prepared.configure(plain)
-    assert prepared.decode == before
-    assert prepared.decode.longest == longest
+    assert prepared.stored == before
+    assert prepared.stored.longest == longest
     prepared.configure(recipe_of(decode={"longest": 2, "beam": 3}))
-    assert (prepared.decode.longest, prepared.decode.beam) == (2, 3)
+    assert (prepared.stored.longest, prepared.stored.beam) == (2, 3)
     prepared.configure(plain)
-    assert (prepared.decode.longest, prepared.decode.beam) == (2, 5)
+    assert (prepared.stored.longest, prepared.stored.beam) == (2, 5)
 
 
 def test_scores_count_exact_captions():

@@ -151,7 +151,7 @@ def test_one_long_document_needs_no_mask_of_documents():
     batch = examples.collate(Batch(torch.arange(7).numpy(), (13,)))
     assert batch.documents.shape == (7, 0)
     assert math.isfinite(float(LanguageObjective(processor, recipe).loss(network, batch).detach()))
-    assert not processor.prompt_start, "few rows begin a document, so a prompt is not read as its beginning"
+    assert not processor.stored.prompt_start, "few rows begin a document, so a prompt is not read as its beginning"
     assert make_parts()[0].prompt_start
 
 
@@ -302,7 +302,7 @@ def test_a_terminal_sees_the_text_grow_with_its_line_breaks(run, capsys, monkeyp
 def test_look_shows_the_prompt_and_what_predict_writes_after_it(predictor):
     record = predictor.look("the cat", seed=2, temperature=1.0)
     about = record.calls[0].about
-    room = predictor.processor.context - len(predictor.processor.encode_prompt("the cat"))
+    room = predictor.processor.stored.context - len(predictor.processor.encode_prompt("the cat"))
     written = predictor.predict("the cat", seed=2, temperature=1.0, longest=room)
     assert about.text == written.text != ""
     assert len(about.next) == len(record["decoder.0.self"].entropy[0, 0]) > 8

@@ -10,7 +10,7 @@ from clearhead.errors import ConfigError, DecodeError
 from clearhead.model import ModelConfig, small_passes
 from clearhead.predictor import Predictor
 from clearhead.tasks.language_model.continuation import hold_back, window_begin
-from clearhead.tasks.language_model.language_processor import LanguageOptions, LanguageProcessor
+from clearhead.tasks.language_model.language_processor import LanguageOptions, LanguageProcessor, LanguageSettings
 from clearhead.tasks.language_model.language_task import TASK
 from clearhead.text import Tokenizer
 
@@ -23,7 +23,7 @@ def make_predictor(kind="character", context=11, **settings):
     shape = {"width": 20, "heads": 5, "kv_heads": 5, "layers": 2, "feedforward": 17, "dropout": 0.0}
     config = ModelConfig.named("modern", vocabulary=tokenizer.size, **shape)
     torch.manual_seed(7)
-    processor = LanguageProcessor(tokenizer, config, context=context, **settings)
+    processor = LanguageProcessor(tokenizer, config, LanguageSettings(context=context, **settings))
     model = processor.build().eval().requires_grad_(False)
     with torch.no_grad():  # larger scores: the most probable tokens are clearly so
         model.vocabulary.words.weight *= 30

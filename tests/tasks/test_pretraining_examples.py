@@ -13,7 +13,7 @@ from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.pretraining.document_windows import SPECIAL, cut_windows, find_sentences, make_text_windows
 from clearhead.tasks.pretraining.masked_examples import MaskedExamples, choose_words, make_generator
 from clearhead.tasks.pretraining.masked_task import MaskedProcessor, masked_loss
-from clearhead.tasks.pretraining.pretraining_settings import Masking
+from clearhead.tasks.pretraining.pretraining_settings import HidingSettings, Masking
 from clearhead.tasks.pretraining.pretraining_task import DenoisingExamples, choose_spans
 from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch
@@ -121,7 +121,9 @@ def test_only_masked_places_count_and_the_rest_is_read_as_it_is(tokenizer):
 
 def test_the_loss_is_that_of_the_masked_places_alone(tokenizer):
     config = ModelConfig.named("tiny", vocabulary=tokenizer.size, width=12, heads=2, layers=1, dropout=0.0)
-    processor = MaskedProcessor(tokenizer, config, 64, Masking(share=0.3))
+    processor = MaskedProcessor(
+        tokenizer, config, HidingSettings(objective="masked", longest=64, masking=Masking(share=0.3))
+    )
     torch.manual_seed(0)
     model = Encoder(config).double().eval()
     made = processor.examples(rows(TEXTS), Report())

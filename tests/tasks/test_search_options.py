@@ -40,7 +40,7 @@ def watch_decoding(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def into_chinese() -> Predictor:
     """An untrained translator into Chinese, with a piece for each of a few characters."""
     processor = prepared([(english, chinese) for chinese, english in sentences(40)], {"tokenizer": "character"})
-    assert processor.decode.bleu_tokenizer == "zh"
+    assert processor.stored.bleu_tokenizer == "zh"
     return Predictor(untrained(processor), TASK, processor, name="toy")
 
 

@@ -87,7 +87,7 @@ def test_a_text_of_three_thousand_tokens_is_summarised_whole_and_noted(window, c
     tokens = len(predictor.processor.source.encode(text))
     assert tokens > 3000
     answer = predictor.predict(text, beams=2)
-    longest = predictor.processor.longest_text
+    longest = predictor.processor.stored.longest_text
     said = f"the text has {tokens:,} tokens, more than any in training ({longest}); nothing was cut"
     assert not answer.text or said in answer.notes
     request = predictor.answerer.begin(TASK.read_options("predict", {}))
@@ -152,7 +152,7 @@ def test_a_saved_summariser_answers_as_before(tmp_path):
     model_folder.write(tmp_path / "model", **parts, metrics={}, card="# a test\n")
     again = clearhead.load(tmp_path / "model", device="cpu")
     assert again.processor.settings == predictor.processor.settings
-    assert again.processor.longest_text > 0
+    assert again.processor.stored.longest_text > 0
     assert again.predict(PAIRS[0][0]) == predictor.predict(PAIRS[0][0])
 
 

@@ -108,8 +108,8 @@ def test_words_have_the_times_at_which_they_are_spoken(transcriber, spoken):
 
 def change_decoding(monkeypatch: pytest.MonkeyPatch, transcriber: Predictor, **changes: float) -> None:
     """Other settings of decoding, for one test."""
-    changed = transcriber.processor.decode.model_copy(update=changes)
-    monkeypatch.setattr(transcriber.processor, "decode", changed)
+    changed = transcriber.processor.stored.model_copy(update=changes)
+    monkeypatch.setattr(transcriber.processor, "stored", changed)
 
 
 def test_a_long_recording_is_cut_at_silence_and_joined(transcriber, spoken, monkeypatch):
@@ -133,7 +133,7 @@ def test_a_long_recording_is_cut_at_silence_and_joined(transcriber, spoken, monk
 
 def test_pieces_are_not_much_longer_than_the_training_recordings(transcriber):
     longest = max(len(samples) / rate for (samples, rate), _ in make_utterances("train", None))
-    assert transcriber.processor.decode.piece_seconds == pytest.approx(1.2 * longest, abs=0.01)
+    assert transcriber.processor.stored.piece_seconds == pytest.approx(1.2 * longest, abs=0.01)
 
 
 def test_files_of_any_rate_and_number_of_channels_give_the_same_text(transcriber, spoken, tmp_path):

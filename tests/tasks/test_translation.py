@@ -9,7 +9,7 @@ import torch
 
 import clearhead
 from clearhead.decode import Hypothesis
-from clearhead.errors import ConfigError, DataError
+from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.model import EncoderDecoder
 from clearhead.predictor import Predictor
 from clearhead.tasks.segmentation import has_loop
@@ -19,9 +19,9 @@ from clearhead.tasks.sequence_to_sequence.text_to_text import PairExamples
 from clearhead.tasks.translation import (
     TASK,
     TranslationAnswerer,
-    TranslationDecode,
     TranslationGeneration,
     TranslationProcessor,
+    TranslationSettings,
     find_lost_numbers,
 )
 from clearhead.text import Report, Row
@@ -104,10 +104,10 @@ def test_a_score_is_the_mean_log_probability_of_a_word_with_the_end(translator):
 def test_the_recipe_gives_the_defaults(translator):
     processor, model, inputs = translator.processor, translator.model, texts(7)
     parts = processor.source, processor.target, processor.config
-    changed = TranslationProcessor(*parts, TranslationDecode(beam=3, length_penalty=0.5))
+    changed = TranslationProcessor(*parts, TranslationSettings(beam=3, length_penalty=0.5))
     wanted = translator.answerer.predict(inputs, options(beams=3, length_penalty=0.5, best=2))
     assert TranslationAnswerer(changed, model).predict(inputs, options(best=2)) == wanted
-    other = TranslationProcessor(*parts, TranslationDecode(beam=3, length_penalty=-9.0))
+    other = TranslationProcessor(*parts, TranslationSettings(beam=3, length_penalty=-9.0))
     assert TranslationAnswerer(other, model).predict(inputs, options(best=2)) != wanted
 
 
@@ -280,7 +280,7 @@ def test_marks_of_the_tokenizer_are_only_text_when_a_user_types_them(translator)
 
 
 def test_a_long_text_is_split_at_its_sentences_and_the_answers_are_joined(translator, monkeypatch):
-    monkeypatch.setattr(translator.processor, "decode", translator.processor.decode.model_copy(update={"part": 12}))
+    monkeypatch.setattr(translator.processor, "stored", translator.processor.stored.model_copy(update={"part": 12}))
     pieces = ["我爱你看书。", "你看他吃鱼。", "他爱水。"]
     whole = translator.predict("".join(pieces))
     assert whole.text == " ".join(answer.text for answer in translator.predict(pieces))
@@ -448,7 +448,7 @@ def test_sides_of_their_own_have_sizes_of_their_own():
 def test_settings_of_a_folder_that_make_no_sense_are_refused(tmp_path, wrong):
     processor = prepared(sentences(60))
     processor.save(tmp_path)
-    with pytest.raises(ConfigError, match=f"are invalid: decode: {next(iter(wrong))}"):
+    with pytest.raises(CheckpointError, match=f"are damaged: {next(iter(wrong))}"):
         TranslationProcessor.load(tmp_path, processor.config, {**processor.settings, **wrong})
 
 

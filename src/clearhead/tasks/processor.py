@@ -226,20 +226,23 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
         """The inverse of `save`; settings and sizes that make no sense are refused."""
         from clearhead.text import Tokenizer
 
-        try:
-            processor = cls(Tokenizer.load(folder), config, validate(cls.stored_kind, settings))
-        except ConfigError as error:
-            raise CheckpointError(f"the settings of {folder} are damaged: {error}") from None
-        processor.check_sizes(folder)
-        return processor
-
-    def check_sizes(self, folder: Path) -> None:
-        """Refuses a model folder whose files and whose model differ in their numbers of labels or tokens."""
-        tokens = 0 if self.tokenizer is None else self.tokenizer.size
-        labels, built = len(self.labels), (self.config.label_count, self.config.vocabulary)
-        if (labels, tokens) != built:
+        processor = cls(Tokenizer.load(folder), config, cls.read_settings(folder, settings))
+        labels, built = len(processor.labels), (config.label_count, config.vocabulary)
+        tokens = built[1] if processor.tokenizer is None else processor.tokenizer.size
+        # A decoder alone may have scores for more tokens than its tokenizer: see make_config.
+        fits = tokens <= built[1] if cls.stacks == ("decoder",) else tokens == built[1]
+        if labels != built[0] or not fits:
             problem = f"{folder} has {labels} labels and {tokens} tokens, but its model {built[0]} and {built[1]}"
             raise CheckpointError(f"{problem}; copy the folder again")
+        return processor
+
+    @classmethod
+    def read_settings(cls, folder: Path, settings: dict[str, Any]) -> Any:
+        """The settings in a model folder, validated: a `stored_kind`."""
+        try:
+            return validate(cls.stored_kind, settings)
+        except ConfigError as error:
+            raise CheckpointError(f"the settings of {folder} are damaged: {error}") from None
 
 
 AnyProcessor = Processor[Any, Any]

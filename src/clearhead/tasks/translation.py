@@ -19,6 +19,7 @@ from clearhead.tasks.sequence_to_sequence.text_to_text import (
     PairObjective,
     PairProcessor,
     PairRecipe,
+    PairSettings,
     TextGeneration,
     TextTracer,
 )
@@ -42,19 +43,23 @@ class TranslationRecipe(PairRecipe):
     decode: TranslationDecode = TranslationDecode()
 
 
+class TranslationSettings(TranslationDecode, PairSettings):
+    """The settings that a model folder keeps."""
+
+
 class TranslationOptions(SearchOptions):
     lowercase: bool = option(False, "Compare without regard to case.", only=["evaluate"])
 
 
 class TranslationProcessor(PairProcessor[TranslationRecipe]):
     metric = "bleu"
-    decode_section = TranslationDecode
-    decode: TranslationDecode
+    stored_kind = TranslationSettings
+    stored: TranslationSettings
 
     def adapt(self, rows: Sequence[Row], recipe: TranslationRecipe) -> None:
-        if self.decode.bleu_tokenizer is None:
+        if self.stored.bleu_tokenizer is None:
             chinese = are_chinese([row.values[1] for row in rows[:1000]])
-            self.decode = self.decode.model_copy(update={"bleu_tokenizer": "zh" if chinese else "13a"})
+            self.store(bleu_tokenizer="zh" if chinese else "13a")
 
 
 class TranslationGeneration(TextGeneration[TranslationProcessor]):
@@ -62,7 +67,7 @@ class TranslationGeneration(TextGeneration[TranslationProcessor]):
 
     def split(self, text: str) -> list[list[int]]:
         """The input's tokens: all, or split at sentences where they are too many."""
-        source, decode = self.processor.source, self.processor.decode
+        source, decode = self.processor.source, self.processor.stored
         tokens = source.encode(text)
         if len(tokens) <= decode.part and count_sentences(text) <= decode.sentences:
             return [tokens] if tokens else []
@@ -70,11 +75,11 @@ class TranslationGeneration(TextGeneration[TranslationProcessor]):
 
     def decode_text(self, hypothesis: Hypothesis) -> str:
         text = super().decode_text(hypothesis)
-        return restore_full_width(text) if self.processor.decode.bleu_tokenizer == "zh" else text
+        return restore_full_width(text) if self.processor.stored.bleu_tokenizer == "zh" else text
 
     def stable_text(self, text: str) -> str:
         # A "(" becomes full-width if a Chinese character follows.
-        held = "(" if self.processor.decode.bleu_tokenizer == "zh" else ""
+        held = "(" if self.processor.stored.bleu_tokenizer == "zh" else ""
         return super().stable_text(text).removesuffix(held)
 
     def input_notes(self, text: str, answer: str) -> list[str]:
@@ -104,7 +109,7 @@ class TranslationAnswerer(GeneratingAnswerer[TranslationProcessor, str]):
         return translation_scores(
             [prediction.text for prediction in predictions],
             [row.values[1] for row in rows],
-            tokenize=self.processor.decode.bleu_tokenizer or "13a",
+            tokenize=self.processor.stored.bleu_tokenizer or "13a",
             lowercase=isinstance(options, TranslationOptions) and options.lowercase,
         )
 

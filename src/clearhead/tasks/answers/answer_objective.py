@@ -47,7 +47,7 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
         return self._pair_loss(model, batch) if self.processor.kind == "pairs" else self._intent_loss(model, batch)
 
     def _intent_loss(self, model: PooledEncoder, batch: LabelledTexts) -> Tensor:
-        settings, learning = self.processor.losses, model.training
+        settings, learning = self.processor.stored.loss, model.training
         vectors = pool_tokens(model, batch.tokens, batch.lengths)
         smoothing, outliers = (settings.label_smoothing, settings.outliers) if learning else (0.0, 0.0)
         scores = model.label_scores(vectors).float()
@@ -58,7 +58,7 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
         return loss
 
     def _pair_loss(self, model: PooledEncoder, batch: Pairs) -> Tensor:
-        settings, learning = self.processor.losses, model.training
+        settings, learning = self.processor.stored.loss, model.training
         parts = [(batch.tokens, batch.lengths), (batch.answer_tokens, batch.answer_lengths)]
         if learning:
             parts.append((batch.negative_tokens, batch.negative_lengths))
@@ -108,10 +108,10 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
         self.processor.finder.fit(vectors, scores, [answer for _, answer in pairs])
         if len(rest) < len(train):
             self._fill_index(model, train, dev)
-        if self.processor.section.detector == "auto" and (calibration := self.processor.finder.calibration):
+        if self.processor.stored.answers.detector == "auto" and (calibration := self.processor.finder.calibration):
             detector = {"answers.detector": calibration.detector}
             self.processor.chosen_settings = {**self.processor.chosen_settings, **detector}
-        asked, reject = sum(bool(answer) for _, answer in pairs), self.processor.section.reject
+        asked, reject = sum(bool(answer) for _, answer in pairs), self.processor.stored.answers.reject
         if not reject or asked * reject >= FEWEST_REJECTED:
             return None
         return (

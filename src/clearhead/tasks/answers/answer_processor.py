@@ -9,7 +9,6 @@ which questions and answers can be added without training.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,14 +19,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.attention import Mask
-from clearhead.errors import CheckpointError, DataError
+from clearhead.errors import DataError
 from clearhead.model import ModelConfig, PooledEncoder
 from clearhead.tasks.answers.answer_finder import AnswerFinder
-from clearhead.tasks.answers.answer_settings import UNKNOWN, AnswersLoss, AnswersRecipe, AnswersSection
-from clearhead.tasks.answers.out_of_scope import Calibration
+from clearhead.tasks.answers.answer_settings import UNKNOWN, AnswerSettings, AnswersRecipe
 from clearhead.tasks.losses import check_finite
 from clearhead.tasks.processor import Examples, Processor, RowCheck, TextExamples
-from clearhead.tasks.settings import Section
 from clearhead.tasks.text_windows import cut_text, enclose, padded_batches, text_windows, window_size
 from clearhead.text.batches import Batch, Ragged
 from clearhead.text.report import Flaw
@@ -122,33 +119,19 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
     default_shape = "tiny"
     tokenizer: Tokenizer
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        labels: Sequence[str],
-        config: ModelConfig,
-        *,
-        kind: str,
-        section: AnswersSection | None = None,
-        losses: AnswersLoss | None = None,
-    ) -> None:
-        self.tokenizer, self.labels, self.config, self.kind = tokenizer, list(labels), config, kind
-        self.section, self.losses = section or AnswersSection(), losses or AnswersLoss()
-        self.longest = 0  # tokens of a text in training; 0: not known
+    stored_kind = AnswerSettings
+    stored: AnswerSettings
+
+    def __init__(self, tokenizer: Tokenizer, config: ModelConfig, stored: AnswerSettings) -> None:
+        super().__init__(tokenizer, config, stored)
+        self.labels, self.kind = stored.labels, stored.kind
         self.candidates: list[str] = []  # of dev's questions during training, before there is an index
-        self.finder = AnswerFinder(self.labels, config.width, self.section, self.losses.temperature)
+        self.finder = AnswerFinder(self.labels, config.width, stored.answers, stored.loss.temperature)
+        self.finder.calibration = stored.calibration
 
     @property
     def settings(self) -> dict[str, Any]:
-        calibration = self.finder.calibration
-        return {
-            "kind": self.kind,
-            "labels": self.labels,
-            "longest": self.longest,
-            "answers": self.section.model_dump(),
-            "loss": self.losses.model_dump(),
-            "calibration": None if calibration is None else asdict(calibration),
-        }
+        return self.stored.model_copy(update={"calibration": self.finder.calibration}).model_dump()
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: AnswersRecipe, start: Pretrained | None = None) -> AnswerProcessor:
@@ -164,13 +147,13 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
         tokenizer = recipe.text.make_tokenizer(texts, start)
         config = cls.make_config(recipe, start, vocabulary=tokenizer.size)
         config = config.change(labels={"count": len(answers)} if kind == "intents" else None)
-        return cls(tokenizer, sorted(answers) if kind == "intents" else [], config, kind=kind)
+        return cls(tokenizer, config, AnswerSettings(kind=kind, labels=sorted(answers) if kind == "intents" else []))
 
     def configure(self, recipe: AnswersRecipe) -> None:
         """A run finds its answers anew: the index is made when it ends."""
-        self.losses, self.section, self.longest = recipe.loss, recipe.answers, recipe.data.longest
-        self.finder = AnswerFinder(self.labels, self.config.width, self.section, self.losses.temperature)
-        self.chosen_settings = {"answers.kind": self.kind} if self.section.kind == "auto" else {}
+        self.store(loss=recipe.loss, answers=recipe.answers, longest=recipe.data.longest)
+        self.finder = AnswerFinder(self.labels, self.config.width, recipe.answers, recipe.loss.temperature)
+        self.chosen_settings = {"answers.kind": self.kind} if recipe.answers.kind == "auto" else {}
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: AnswersRecipe | None = None) -> Examples[Any]:
         rows = list(rows)
@@ -205,7 +188,7 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
         if not towers:
             return TextExamples(questions, right, used, pad)
         candidates = {text: texts[text] for text in distinct}
-        return PairExamples(questions, right, candidates, used, pad=pad, negatives=self.section.hard_negatives)
+        return PairExamples(questions, right, candidates, used, pad=pad, negatives=self.stored.answers.hard_negatives)
 
     def check_row(self, row: Row) -> RowCheck:
         if not self.tokenizer.normal(clean_pair(row)[0]).strip():
@@ -245,7 +228,7 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
     @property
     def window(self) -> int:
         """The most tokens that the model reads at once, start and end included."""
-        return window_size(self.config, self.longest + self.added_tokens)
+        return window_size(self.config, self.stored.longest + self.added_tokens)
 
     def save(self, folder: Path) -> None:
         super().save(folder)
@@ -253,26 +236,9 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> AnswerProcessor:
-        from clearhead.text import Tokenizer
-
-        tokenizer = Tokenizer.load(folder)
-        try:
-            kind, labels = settings["kind"], settings["labels"]
-            section = AnswersSection(**_select_keys(AnswersSection, settings["answers"]))
-            losses = AnswersLoss(**_select_keys(AnswersLoss, settings["loss"]))
-            processor = cls(tokenizer, labels, config, kind=kind, section=section, losses=losses)
-            processor.longest = int(settings.get("longest", 0))
-            if settings["calibration"] is not None:
-                processor.finder.calibration = Calibration(**settings["calibration"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the settings of {folder} are not those of answers: {error!r:.200}") from None
-        processor.check_sizes(folder)
+        processor = super().load(folder, config, settings)
         processor.finder.load(folder)
         return processor
-
-
-def _select_keys(section: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key in section.model_fields}
 
 
 def tokenize_texts(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, list[int]]:

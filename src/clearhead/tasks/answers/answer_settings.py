@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from clearhead.tasks.answerer import Prediction
+from clearhead.tasks.answers.out_of_scope import Calibration
 from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option
 
 UNKNOWN = "I don't know"
@@ -47,6 +48,17 @@ class AnswersRecipe(TaskRecipe):
     text: Text = Text()
     loss: AnswersLoss = AnswersLoss()
     answers: AnswersSection = AnswersSection()
+
+
+class AnswerSettings(Section):
+    """The settings that a model folder keeps."""
+
+    kind: Literal["intents", "pairs"]  # decided by the data where the recipe says "auto"
+    labels: list[str] = Field([])  # all answers, of intents
+    longest: int = 0  # tokens of a text in training; 0: not known
+    answers: AnswersSection = AnswersSection()
+    loss: AnswersLoss = AnswersLoss()
+    calibration: Calibration | None = None
 
 
 class AnswerOptions(Options):

@@ -12,13 +12,14 @@ Every detector gives a number that is larger, the more likely the question is on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
+
+from clearhead.tasks.settings import Section
 
 Scores1d = NDArray[np.float64]
 SINGLE = ("probability", "energy", "neighbours", "mahalanobis")
@@ -70,8 +71,7 @@ class Gaussians:
         return -torch.cdist(vectors @ self.whitening, means).amin(-1)
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(Section):
     """What was fitted on dev: the detector in use, the thresholds below which a question is unknown, a temperature."""
 
     detector: str

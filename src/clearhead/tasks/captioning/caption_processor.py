@@ -171,14 +171,14 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
     columns = ("image", "text")
     metric = "chrf"
     inputs: PictureInputs
-    decode: LimitedDecode
-    decode_section = LimitedDecode
+    stored_kind = LimitedDecode
+    stored: LimitedDecode
 
     def __init__(
-        self, target: Tokenizer, config: ModelConfig, preprocessing: Preprocessing, decode: LimitedDecode
+        self, target: Tokenizer, config: ModelConfig, preprocessing: Preprocessing, stored: LimitedDecode
     ) -> None:
-        self.target, self.config, self.preprocessing, self.decode = target, config, preprocessing, decode
-        self.tokenizer = target
+        super().__init__(target, config, stored)
+        self.target, self.preprocessing = target, preprocessing
         self.inputs = PictureInputs(preprocessing)
 
     # Data
@@ -193,9 +193,8 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
         target = recipe.text.make_tokenizer(texts, start)
         config = cls.make_config(recipe, start, vocabulary=target.size)
         preprocessing = Preprocessing(**recipe.picture.model_dump(exclude={"patch"}))
-        processor = cls(target, config, preprocessing, recipe.decode)
-        processor.limit_outputs(texts, recipe.data.longest)
-        return processor
+        stored = LimitedDecode(**recipe.decode.limit_to(target.encode_all(texts), recipe.data.longest))
+        return cls(target, config, preprocessing, stored)
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: CaptionRecipe | None = None) -> CaptionExamples:
         loaded = self.inputs.keep_readable(rows, report)
@@ -264,4 +263,4 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
         values = read_json(path)
         check_format(path, values.pop("format", None), FORMAT)
         preprocessing = validate(Preprocessing, values, str(path))
-        return cls(Tokenizer.load(folder), config, preprocessing, cls.read_decode(folder, settings))
+        return cls(Tokenizer.load(folder), config, preprocessing, cls.read_settings(folder, settings))

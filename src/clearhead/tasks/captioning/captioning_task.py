@@ -47,7 +47,7 @@ class CaptionGeneration(Generation[CaptionProcessor, Any, LoadedInput]):
         return self.processor.patches
 
     def output_limit(self, part: LoadedInput) -> int:
-        return 1 + (self.processor.decode.longest or 64)
+        return 1 + (self.processor.stored.longest or 64)
 
     def make_writer(self, parts: Sequence[LoadedInput]) -> Writer:
         device = self.model.vocabulary.words.weight.device

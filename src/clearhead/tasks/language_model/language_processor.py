@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from clearhead.errors import CheckpointError, ConfigError, DataError
+from clearhead.errors import ConfigError, DataError
 from clearhead.model import Decoder, ModelConfig
 from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import BatchT, Columns, Examples, Files, Processor, RowCheck
 from clearhead.tasks.segmentation import join_texts
-from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option, validate
+from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option
 from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch
 from clearhead.text.documents import read_documents
@@ -68,6 +67,16 @@ class LanguageDecode(Section):
 class LanguageModelRecipe(TaskRecipe):
     data: DocumentData
     text: DocumentText = DocumentText()
+    decode: LanguageDecode = LanguageDecode()
+
+
+class LanguageSettings(Section):
+    """The settings that a model folder keeps."""
+
+    context: int = Field(ge=1)  # tokens that the model reads at once
+    documents: str = "file"
+    prompt_end: str = ""
+    prompt_start: bool = True  # whether a prompt is read as the beginning of a document
     decode: LanguageDecode = LanguageDecode()
 
 
@@ -149,7 +158,10 @@ class DocumentProcessor(Processor[DocumentRecipeT, BatchT]):
 
     columns: tuple[str, ...] = ("text",)
     metric = "loss"
-    documents: str
+
+    def __init__(self, tokenizer: Tokenizer, config: ModelConfig, stored: Any) -> None:
+        super().__init__(tokenizer, config, stored)
+        self.documents = stored.documents
 
     @classmethod
     def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
@@ -162,27 +174,8 @@ class LanguageProcessor(DocumentProcessor[LanguageModelRecipe, PackedRows]):
     predicts_tokens = True
     stacks = ("decoder",)
     tokenizer: Tokenizer
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        config: ModelConfig,
-        *,
-        context: int,
-        documents: str = "file",
-        prompt_end: str = "",
-        prompt_start: bool = True,
-        decode: LanguageDecode | None = None,
-    ) -> None:
-        self.tokenizer, self.config, self.context, self.documents = tokenizer, config, context, documents
-        self.prompt_end = prompt_end
-        self.prompt_start = prompt_start  # whether a prompt is read as the beginning of a document
-        self.decode = decode or LanguageDecode()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        names = ("context", "documents", "prompt_end", "prompt_start")
-        return {**{name: getattr(self, name) for name in names}, "decode": self.decode.model_dump()}
+    stored_kind: ClassVar[type[LanguageSettings]] = LanguageSettings
+    stored: LanguageSettings
 
     @classmethod
     def prepare(
@@ -190,18 +183,19 @@ class LanguageProcessor(DocumentProcessor[LanguageModelRecipe, PackedRows]):
     ) -> LanguageProcessor:
         tokenizer = recipe.text.make_tokenizer((row.values[0] for row in rows), start)
         config = cls.make_config(recipe, start, vocabulary=tokenizer.size)
-        processor = cls(tokenizer, config, context=recipe.data.longest, documents=recipe.data.documents)
-        sample = rows[:: -(-len(rows) // ESTIMATED_DOCUMENTS)]
+        context, sample = recipe.data.longest, rows[:: -(-len(rows) // ESTIMATED_DOCUMENTS)]
         lengths = [len(tokens) for tokens in tokenizer.encode_all([row.values[0] for row in sample])]
-        packed_rows = sum(-(-length // processor.context) for length in lengths)
-        processor.prompt_start = len(sample) >= DOCUMENT_STARTS * packed_rows
+        packed_rows = sum(-(-length // context) for length in lengths)
+        prompt_start = len(sample) >= DOCUMENT_STARTS * packed_rows
+        stored = cls.stored_kind(context=context, documents=recipe.data.documents, prompt_start=prompt_start)
+        processor = cls(tokenizer, config, stored)
         processor.configure(recipe)
         return processor
 
     def configure(self, recipe: LanguageModelRecipe) -> None:
         # Of pre-training, [decode] has settings of beam search, too.
-        self.decode = LanguageDecode(**recipe.decode.model_dump(include=set(LanguageDecode.model_fields)))
-        self.prompt_end = recipe.text.prompt_end
+        decode = LanguageDecode(**recipe.decode.model_dump(include=set(LanguageDecode.model_fields)))
+        self.store(decode=decode, prompt_end=recipe.text.prompt_end)
 
     def examples(
         self, rows: Iterable[Row], report: Report, recipe: LanguageModelRecipe | None = None
@@ -214,14 +208,14 @@ class LanguageProcessor(DocumentProcessor[LanguageModelRecipe, PackedRows]):
                 report.drop(row, EMPTY)
             else:
                 report.keep()
-                if len(document) - 1 > self.context:
-                    report.remark(f"longer than the context of {self.context} tokens, so read in parts")
+                if len(document) - 1 > self.stored.context:
+                    report.remark(f"longer than the context of {self.stored.context} tokens, so read in parts")
                 used.append(row)
                 documents.append(document)
         if not used:
             raise DataError(f"no document is left to use: {report}")
         seed = None if recipe is None else recipe.seed
-        return PackedExamples(PackedDocuments(documents, self.context, seed=seed, pad=self.tokenizer.pad), used)
+        return PackedExamples(PackedDocuments(documents, self.stored.context, seed=seed, pad=self.tokenizer.pad), used)
 
     def encode_documents(self, rows: Sequence[Row]) -> list[list[int]]:
         """The tokens of each document, with its start and end."""
@@ -234,31 +228,15 @@ class LanguageProcessor(DocumentProcessor[LanguageModelRecipe, PackedRows]):
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """The tokens of a prompt, as the beginning of a document where prompts are read so."""
-        if self.prompt_end:
-            prompt = self._join_lines(prompt)
-        return self.start_prompt(self.tokenizer.encode(prompt + self.prompt_end))
-
-    def _join_lines(self, prompt: str) -> str:
-        """The prompt with nothing inside that ends one: parts between are joined, lines too if a line break ends it."""
-        parts = prompt.splitlines() if self.prompt_end.isspace() else prompt.split(self.prompt_end)
-        return join_texts([part.strip() for part in parts])
+        end = self.stored.prompt_end
+        if end:  # nothing inside ends a prompt: parts between are joined, lines too if a line break ends it
+            parts = prompt.splitlines() if end.isspace() else prompt.split(end)
+            prompt = join_texts([part.strip() for part in parts])
+        return self.start_prompt(self.tokenizer.encode(prompt + end))
 
     def start_prompt(self, tokens: list[int]) -> list[int]:
         """The tokens of a prompt after the start, where prompts are read as beginnings of documents."""
-        return [self.tokenizer.start, *tokens] if self.prompt_start or not tokens else tokens
+        return [self.tokenizer.start, *tokens] if self.stored.prompt_start or not tokens else tokens
 
     def build(self) -> Decoder:
         return Decoder(self.config)
-
-    def save(self, folder: Path) -> None:
-        self.tokenizer.save(folder)
-
-    @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> LanguageProcessor:
-        tokenizer, values = Tokenizer.load(folder), dict(settings)
-        values.pop("objective", None)  # of pre-training
-        try:
-            decode = validate(LanguageDecode, values.pop("decode", {}))
-            return cls(tokenizer, config, decode=decode, **values)
-        except (ConfigError, TypeError) as error:
-            raise CheckpointError(f"the settings of {folder} are invalid: {error}") from None

@@ -64,8 +64,8 @@ class LanguageAnswerer(StreamingAnswerer[LanguageProcessor, Decoder, str, Langua
         self, prompts: Sequence[list[int]], options: LanguageOptions, inputs_before: int = 0
     ) -> list[WrittenText]:
         """Texts to be written, each after the tokens of its prompt."""
-        processor, decode = self.processor, options.fill(self.processor.decode)
-        writing = Writing(processor.tokenizer, processor.context, decode, options.seed, options.stop)
+        processor, decode = self.processor, options.fill(self.processor.stored.decode)
+        writing = Writing(processor.tokenizer, processor.stored.context, decode, options.seed, options.stop)
         return [WrittenText(prompt, writing, number) for number, prompt in enumerate(prompts, inputs_before)]
 
     def write(self, texts: Sequence[WrittenText]) -> None:
@@ -77,7 +77,7 @@ class LanguageAnswerer(StreamingAnswerer[LanguageProcessor, Decoder, str, Langua
         return self._prompt_notes(len(self.processor.encode_prompt(prompt)))
 
     def _prompt_notes(self, tokens: int) -> list[str]:
-        context = self.processor.context
+        context = self.processor.stored.context
         if tokens <= context:
             return []
         read = tokens - window_begin(tokens, context)
@@ -94,7 +94,7 @@ class LanguageAnswerer(StreamingAnswerer[LanguageProcessor, Decoder, str, Langua
 
     def predict_rows(self, rows: Sequence[Row], options: LanguageOptions) -> list[DocumentLoss]:
         """The losses of documents, by a sliding window."""
-        context, pad = self.processor.context, self.processor.tokenizer.pad
+        context, pad = self.processor.stored.context, self.processor.tokenizer.pad
         stride = options.stride or max(1, context // 2)
         if stride > context:
             raise ConfigError(f"stride = {stride} would leave tokens out: the context has {context}; make it less")
@@ -111,7 +111,7 @@ class LanguageAnswerer(StreamingAnswerer[LanguageProcessor, Decoder, str, Langua
         samples, prompts = list[Any](), list[list[int]]()
         for row in rows[:SAMPLES]:
             text = row.values[0][: 40 * (SAMPLE_PROMPT + SAMPLE_TOKENS)]
-            title, end, _ = text.partition(processor.prompt_end) if processor.prompt_end else ("", "", "")
+            title, end, _ = text.partition(processor.stored.prompt_end) if processor.stored.prompt_end else ("", "", "")
             begin = len(tokenizer.encode(title + end)) if end else SAMPLE_PROMPT
             tokens = tokenizer.encode(text)
             parts = tokens[:begin], tokens[begin : begin + SAMPLE_TOKENS]
@@ -127,7 +127,7 @@ class LanguageTracer(TaskTracer[LanguageAnswerer], ContinuableTracer):
 
     def __init__(self, name: str, answerer: LanguageAnswerer) -> None:
         super().__init__(name, answerer)
-        self.processor, self.context = answerer.processor, answerer.processor.context
+        self.processor, self.context = answerer.processor, answerer.processor.stored.context
 
     def traces(self, prompt: str, *, answer: str | None, options: LanguageOptions) -> list[Trace]:
         """One trace of the prompt and what follows: the given answer, or what the model writes.
@@ -142,7 +142,7 @@ class LanguageTracer(TaskTracer[LanguageAnswerer], ContinuableTracer):
         if answer is not None:
             more = self.processor.tokenizer.encode(answer)
         elif options.longest is not None or room > 0:
-            limit = min(room, self.processor.decode.longest) if options.longest is None else options.longest
+            limit = options.longest or min(room, self.processor.stored.decode.longest)
             written = self._write_on(tokens, options, limit)
             more, text, ended = written.tokens[written.prompt :], written.text, written.finish == "end"
         else:
@@ -165,7 +165,7 @@ class LanguageTracer(TaskTracer[LanguageAnswerer], ContinuableTracer):
         return text
 
     def samples(self, options: LanguageOptions) -> bool:
-        usual = self.processor.decode.temperature
+        usual = self.processor.stored.decode.temperature
         return bool(usual if options.temperature is None else options.temperature)
 
     def continue_trace(self, trace: Trace, written: Sequence[int], *, options: LanguageOptions) -> Trace:
@@ -174,7 +174,7 @@ class LanguageTracer(TaskTracer[LanguageAnswerer], ContinuableTracer):
         Within the prompt, what is chosen and what follows it is the answer.
         """
         tokens, prompt, ended = [*trace.reads["tokens"][:1], *written], min(trace.prompt, len(written)), False
-        most = min(self.context - prompt, self.processor.decode.longest) if options.longest is None else options.longest
+        most = options.longest or min(self.context - prompt, self.processor.stored.decode.longest)
         limit = most + prompt - len(tokens)
         if tokens[-1] == self.processor.tokenizer.end:
             tokens, ended = tokens[:-1], True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
@@ -13,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.attention import Mask
-from clearhead.errors import CheckpointError, ConfigError
+from clearhead.errors import ConfigError
 from clearhead.model import Encoder, ModelConfig
 from clearhead.tasks.answerer import Answerer, AnyAnswerer, Evaluation, Scores
 from clearhead.tasks.language_model.language_processor import DocumentProcessor
@@ -23,9 +22,8 @@ from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.pretraining.document_windows import EMPTY, make_text_windows
 from clearhead.tasks.pretraining.mask_filling import MASK, FilledText, check_length, encode_masked, fill_masks
 from clearhead.tasks.pretraining.masked_examples import MaskedExamples, MaskedTexts
-from clearhead.tasks.pretraining.pretraining_settings import FillOptions, Masking, PretrainingRecipe
+from clearhead.tasks.pretraining.pretraining_settings import FillOptions, HidingSettings, PretrainingRecipe
 from clearhead.tasks.processor import AnyProcessor, BatchT, Examples, RowCheck
-from clearhead.tasks.settings import validate
 from clearhead.tasks.task import Task
 from clearhead.tasks.text_windows import window_size
 from clearhead.tasks.trace import TaskTracer, Trace
@@ -42,30 +40,26 @@ LARGEST_LOSS = 700.0  # whose perplexity is a float
 
 
 class HidingProcessor(DocumentProcessor[PretrainingRecipe, BatchT]):
-    """Base class of the stored parts of objectives that hide words; a subclass says of which `objective`."""
+    """Base class of the stored parts of the objectives that hide words."""
 
     default_shape = "tiny"
     predicts_tokens = True
-    objective: ClassVar[str]
+    stored_kind: ClassVar[type[HidingSettings]] = HidingSettings
+    stored: HidingSettings
     tokenizer: Tokenizer
-
-    def __init__(
-        self, tokenizer: Tokenizer, config: ModelConfig, longest: int, masking: Masking, documents: str = "file"
-    ) -> None:
-        self.tokenizer, self.config, self.longest, self.masking = tokenizer, config, longest, masking
-        self.documents = documents
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        windows = {"longest": self.longest, "documents": self.documents}
-        return {"objective": self.objective, **windows, "masking": self.masking.model_dump()}
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: PretrainingRecipe, start: Pretrained | None = None) -> Self:
         texts = (row.values[0] for row in rows)
         tokenizer = recipe.text.train_tokenizer(texts, mask=True) if start is None else start.tokenizer
         config = cls.make_config(recipe, start, vocabulary=tokenizer.size)
-        return cls(tokenizer, config, recipe.data.longest, recipe.masking, recipe.data.documents)
+        stored = cls.stored_kind(
+            objective=recipe.objective,
+            longest=recipe.data.longest,
+            documents=recipe.data.documents,
+            masking=recipe.masking,
+        )
+        return cls(tokenizer, config, stored)
 
     def check_row(self, row: Row) -> RowCheck:
         return RowCheck(None if self.tokenizer.normal(row.values[0]).strip() else EMPTY)
@@ -75,23 +69,11 @@ class HidingProcessor(DocumentProcessor[PretrainingRecipe, BatchT]):
         """The token that stands for what is hidden: padding where the tokenizer has no mask token."""
         return self.tokenizer.pad if self.tokenizer.mask is None else self.tokenizer.mask
 
-    def save(self, folder: Path) -> None:
-        self.tokenizer.save(folder)
-
-    @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
-        masking = validate(Masking, settings.get("masking", {}), f"the settings of {folder} are invalid: masking")
-        for key, kind in (("longest", int), ("documents", str)):
-            if not isinstance(settings.get(key), kind):
-                raise CheckpointError(f"the settings of {folder} are damaged: {key} is {settings.get(key)!r:.60}")
-        return cls(Tokenizer.load(folder), config, settings["longest"], masking, settings["documents"])
-
 
 class MaskedProcessor(HidingProcessor[MaskedTexts]):
     """`objective = "masked"`: an encoder with a head over the vocabulary, which other tasks leave out."""
 
     added_tokens = 2
-    objective = "masked"
 
     @classmethod
     def make_config(cls, recipe: PretrainingRecipe, start: Pretrained | None = None, **sizes: Any) -> ModelConfig:
@@ -101,13 +83,13 @@ class MaskedProcessor(HidingProcessor[MaskedTexts]):
         return config.change(**head) if start is None else config
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: PretrainingRecipe | None = None) -> MaskedExamples:
-        windows, used = make_text_windows(rows, self.tokenizer, self.longest, report)
-        return MaskedExamples(windows, used, self.tokenizer, self.masking, 0 if recipe is None else recipe.seed)
+        windows, used = make_text_windows(rows, self.tokenizer, self.stored.longest, report)
+        return MaskedExamples(windows, used, self.tokenizer, self.stored.masking, 0 if recipe is None else recipe.seed)
 
     @property
     def window(self) -> int:
         """The most tokens that the model reads at once, start and end included."""
-        return window_size(self.config, self.longest + self.added_tokens)
+        return window_size(self.config, self.stored.longest + self.added_tokens)
 
     def build(self) -> Encoder:
         return Encoder(self.config)

@@ -6,7 +6,13 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from clearhead.tasks.language_model.language_processor import DocumentText, LanguageDecode, LanguageModelRecipe
+from clearhead.tasks.language_model.language_processor import (
+    DocumentText,
+    LanguageDecode,
+    LanguageModelRecipe,
+    LanguageSettings,
+)
+from clearhead.tasks.sequence_to_sequence.search import Decode
 from clearhead.tasks.settings import Options, Section, option
 
 Objective = Literal["masked", "denoise", "next"]
@@ -42,6 +48,25 @@ class PretrainingDecode(LanguageDecode):
 
     beam: int = Field(5, ge=1)
     length_penalty: float = 1.0
+
+
+class HidingSettings(Section):
+    """The settings that a model folder keeps, of "masked" and "denoise"."""
+
+    objective: Objective
+    longest: int  # tokens of a window
+    documents: str = "file"
+    masking: Masking = Masking()
+
+
+class DenoisingSettings(HidingSettings, Decode):
+    """The same of "denoise", with the defaults of decoding."""
+
+
+class NextTokenSettings(LanguageSettings):
+    """The settings that a model folder keeps, of "next"."""
+
+    objective: Literal["next"] = "next"
 
 
 class PretrainingRecipe(LanguageModelRecipe):

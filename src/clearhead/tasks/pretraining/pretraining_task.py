@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -33,7 +32,12 @@ from clearhead.tasks.pretraining.document_windows import (
 from clearhead.tasks.pretraining.mask_filling import encode_masked
 from clearhead.tasks.pretraining.masked_examples import make_generator
 from clearhead.tasks.pretraining.masked_task import MASKED, SAMPLES, HidingProcessor, measure_loss
-from clearhead.tasks.pretraining.pretraining_settings import Masking, PretrainingRecipe
+from clearhead.tasks.pretraining.pretraining_settings import (
+    DenoisingSettings,
+    Masking,
+    NextTokenSettings,
+    PretrainingRecipe,
+)
 from clearhead.tasks.processor import Examples
 from clearhead.tasks.segmentation import chunk_tokens
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, GeneratingAnswerer
@@ -134,32 +138,21 @@ class DenoisingExamples(PairExamples):
 class DenoisingProcessor(HidingProcessor[Pairs], TextToTextProcessor[PretrainingRecipe]):
     """`objective = "denoise"`: one tokenizer for the noisy text and the restored one."""
 
-    objective = "denoise"
+    stored_kind = DenoisingSettings
+    stored: DenoisingSettings
 
-    def __init__(
-        self, tokenizer: Tokenizer, config: ModelConfig, longest: int, masking: Masking, documents: str = "file"
-    ) -> None:
-        super().__init__(tokenizer, config, longest, masking, documents)
-        self.source, self.target, self.decode = tokenizer, tokenizer, Decode()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings, "decode": self.decode.model_dump()}
+    def __init__(self, tokenizer: Tokenizer, config: ModelConfig, stored: DenoisingSettings) -> None:
+        super().__init__(tokenizer, config, stored)
+        self.source = self.target = tokenizer
 
     def configure(self, recipe: PretrainingRecipe) -> None:
-        self.decode = Decode(**recipe.decode.model_dump(include=set(Decode.model_fields)))
+        self.store(**recipe.decode.model_dump(include=set(Decode.model_fields)))
 
     def examples(
         self, rows: Iterable[Row], report: Report, recipe: PretrainingRecipe | None = None
     ) -> DenoisingExamples:
-        windows, used = make_text_windows(rows, self.source, self.longest, report)
-        return DenoisingExamples(windows, used, self.source, self.masking, 0 if recipe is None else recipe.seed)
-
-    @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> DenoisingProcessor:
-        processor = super().load(folder, config, settings)
-        processor.decode = cls.read_decode(folder, settings.get("decode", {}))
-        return processor
+        windows, used = make_text_windows(rows, self.source, self.stored.longest, report)
+        return DenoisingExamples(windows, used, self.source, self.stored.masking, 0 if recipe is None else recipe.seed)
 
 
 class DenoisingGeneration(TextGeneration[DenoisingProcessor]):
@@ -168,7 +161,7 @@ class DenoisingGeneration(TextGeneration[DenoisingProcessor]):
     def split(self, text: str) -> list[list[int]]:
         """The tokens of a text with its masks, in windows of at most `longest`."""
         processor = self.processor
-        return chunk_tokens(encode_masked(processor.source, text, processor.mask), processor.longest)
+        return chunk_tokens(encode_masked(processor.source, text, processor.mask), processor.stored.longest)
 
     def output_limit(self, part: list[int]) -> int:
         return 2 * len(part) + 20  # a mask may stand for several words
@@ -236,9 +229,7 @@ DENOISING = Task(
 class NextTokenProcessor(LanguageProcessor):
     """`objective = "next"`: all as of the task language-model."""
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"objective": "next", **super().settings}
+    stored_kind = NextTokenSettings
 
 
 NEXT = replace(LANGUAGE_MODEL, name="pretraining", recipe=PretrainingRecipe, processor=NextTokenProcessor)

@@ -22,7 +22,6 @@ from clearhead.tasks.media import PictureInput, SoundInput
 from clearhead.tasks.processor import BatchT, Processor, RecipeT
 from clearhead.tasks.segmentation import has_loop, join_texts
 from clearhead.tasks.sequence_to_sequence.search import Decode, PartNumber, Search, SearchOptions
-from clearhead.tasks.settings import validate
 from clearhead.tasks.trace import ContinuableTracer, TaskTracer, Trace
 from clearhead.text import Tokenizer
 from clearhead.text.batches import token_batches
@@ -62,33 +61,16 @@ class GeneratingProcessor(Processor[RecipeT, BatchT]):
 
     predicts_tokens = True
     stacks = ("encoder", "decoder")
-    decode_section: ClassVar[type[Decode]] = Decode
     target: Tokenizer  # of what is written
-    decode: Decode  # the defaults of decoding
+    stored_kind: ClassVar[type[Decode]] = Decode
+    stored: Decode  # the defaults of decoding, and what else the task stores
 
     def configure(self, recipe: Any) -> None:
         """The recipe's settings of decoding; where they say nothing (None), what the training data said stays."""
-        unset = {key: getattr(self.decode, key) for key, value in recipe.decode if value is None}
-        self.decode = recipe.decode.model_copy(update=unset)
-
-    def limit_outputs(self, texts: Sequence[str], longest: int) -> None:
-        """Unless the recipe sets it, `decode.longest` becomes the length of the longest text that is trained on."""
-        if getattr(self.decode, "longest", 0) is None:
-            lengths = [len(tokens) for tokens in self.target.encode_all(texts)]
-            most = max((length for length in lengths if length <= longest), default=1)
-            self.decode = self.decode.model_copy(update={"longest": max(most, 1)})
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return self.decode.model_dump()
+        self.store(**{key: value for key, value in recipe.decode if value is not None})
 
     def save(self, folder: Path) -> None:
         self.target.save(folder)
-
-    @classmethod
-    def read_decode(cls, folder: Path, settings: dict[str, Any]) -> Any:
-        """The stored settings of decoding."""
-        return validate(cls.decode_section, settings, f"the settings of {folder} are invalid: decode")
 
 
 GeneratingT = TypeVar("GeneratingT", bound=GeneratingProcessor[Any, Any])
@@ -101,7 +83,7 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
 
     def __init__(self, processor: GeneratingT, model: EncoderDecoder, options: Any) -> None:
         self.processor, self.model, self.target = processor, model, processor.target
-        self.search = Search.of(options, processor.decode)  # the model's own settings where the options say nothing
+        self.search = Search.of(options, processor.stored)  # the model's own settings where the options say nothing
 
     # What a subclass says about its inputs
 

@@ -31,6 +31,11 @@ class LimitedDecode(Decode):
 
     longest: int | None = Field(None, ge=1)  # tokens of an answer; None: as many as the longest in training
 
+    def limit_to(self, tokens: Sequence[Sequence[int]], longest: int) -> dict[str, Any]:
+        """All settings, with `longest` from the answers of training, of at most `longest` tokens each."""
+        most = max((len(answer) for answer in tokens if 0 < len(answer) <= longest), default=1)
+        return {**self.model_dump(), "longest": most if self.longest is None else self.longest}
+
 
 class SearchOptions(Options):
     """Options of decoding; None: as the recipe's `[decode]` says."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -69,6 +69,12 @@ class PairRecipe(TaskRecipe):
     decode: Decode = Decode()
 
 
+class PairSettings(Decode):
+    """The settings that a model folder keeps."""
+
+    shared: bool = True  # one tokenizer for both sides
+
+
 PairRecipeT = TypeVar("PairRecipeT", bound=PairRecipe)
 
 
@@ -112,8 +118,8 @@ class PairExamples(Examples[Pairs]):
 class TextToTextProcessor(GeneratingProcessor[RecipeT, Pairs]):
     """Base class of the stored parts of tasks from text to text: their tokenizers, and the model."""
 
-    def __init__(self, source: Tokenizer, target: Tokenizer, config: ModelConfig, decode: Decode) -> None:
-        self.source, self.target, self.config, self.decode = source, target, config, decode
+    def __init__(self, source: Tokenizer, target: Tokenizer, config: ModelConfig, stored: Decode) -> None:
+        self.source, self.target, self.config, self.stored = source, target, config, stored
         self.tokenizer = source if source is target else None
 
     @cached_property
@@ -139,6 +145,8 @@ class PairProcessor(TextToTextProcessor[PairRecipeT]):
     """Base class of the stored parts of translation and summaries."""
 
     columns = ("source", "target")
+    stored_kind: ClassVar[type[PairSettings]]
+    stored: PairSettings
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: PairRecipeT, start: Pretrained | None = None) -> Self:
@@ -154,7 +162,8 @@ class PairProcessor(TextToTextProcessor[PairRecipeT]):
         else:
             source, target = text.train_tokenizer(sources, text.source_vocabulary), text.train_tokenizer(targets)
             sizes = {"vocabulary": target.size, "source_vocabulary": source.size}
-        processor = cls(source, target, cls.make_config(recipe, start, **sizes), recipe.decode)
+        stored = cls.stored_kind(**recipe.decode.model_dump(), shared=text.shared)
+        processor = cls(source, target, cls.make_config(recipe, start, **sizes), stored)
         processor.adapt(rows, recipe)
         return processor
 
@@ -194,21 +203,15 @@ class PairProcessor(TextToTextProcessor[PairRecipeT]):
         source, target = self.source.normal(row.values[0]), self.target.normal(self.target_of(row))
         return RowCheck(None if source.strip() and target.strip() else EMPTY)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings, "shared": self.source is self.target}
-
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
-        values = dict(settings)
-        shared = values.pop("shared", True)
-        decode = cls.read_decode(folder, values)
-        if shared:
+        stored = cls.read_settings(folder, settings)
+        if stored.shared:
             source = target = Tokenizer.load(folder)
         else:
             source = Tokenizer.load(folder, "source-tokenizer")
             target = Tokenizer.load(folder, "target-tokenizer")
-        return cls(source, target, config, decode)
+        return cls(source, target, config, stored)
 
 
 def _find_misfit(source: list[int], target: list[int], limits: PairData | None) -> str | None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
 from clearhead.errors import DataError
-from clearhead.model import ModelConfig
 from clearhead.tasks.answerer import Baseline, Scores
 from clearhead.tasks.processor import Columns, Files
 from clearhead.tasks.segmentation import SEAMS, join_texts
@@ -20,6 +17,7 @@ from clearhead.tasks.sequence_to_sequence.text_to_text import (
     PairObjective,
     PairProcessor,
     PairRecipe,
+    PairSettings,
     TextGeneration,
     TextTracer,
 )
@@ -50,12 +48,17 @@ class SummaryRecipe(PairRecipe):
     decode: SummaryDecode = SummaryDecode()
 
 
+class SummarySettings(SummaryDecode, PairSettings):
+    """The settings that a model folder keeps."""
+
+    longest_text: int = 0  # tokens of the longest text in training; 0: not known
+
+
 class SummaryProcessor(PairProcessor[SummaryRecipe]):
     columns = ("text", "summary")
     metric = "rouge1"
-    decode_section = SummaryDecode
-    decode: SummaryDecode
-    longest_text = 0  # tokens of the longest text in training; 0: not known
+    stored_kind = SummarySettings
+    stored: SummarySettings
 
     @classmethod
     def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
@@ -78,20 +81,9 @@ class SummaryProcessor(PairProcessor[SummaryRecipe]):
     def adapt(self, rows: Sequence[Row], recipe: SummaryRecipe) -> None:
         most = recipe.data.longest
         texts = self.source.encode_all([row.values[0] for row in rows])
-        self.longest_text = max((len(text) for text in texts if len(text) <= most), default=0)
-        self.limit_outputs([self.target_of(row) for row in rows], most)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings, "longest_text": self.longest_text}
-
-    @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> SummaryProcessor:
-        values = dict(settings)
-        longest = values.pop("longest_text", 0)
-        processor = super().load(folder, config, values)
-        processor.longest_text = int(longest)
-        return processor
+        self.store(longest_text=max((len(text) for text in texts if len(text) <= most), default=0))
+        summaries = self.target.encode_all([self.target_of(row) for row in rows])
+        self.store(**recipe.decode.limit_to(summaries, most))
 
 
 class SummaryGeneration(TextGeneration[SummaryProcessor]):
@@ -103,7 +95,7 @@ class SummaryGeneration(TextGeneration[SummaryProcessor]):
     output_name = "summary"
 
     def split(self, text: str) -> list[list[int]]:
-        parts, most = super().split(text), max(LONGEST_TEXT, self.processor.longest_text)
+        parts, most = super().split(text), max(LONGEST_TEXT, self.processor.stored.longest_text)
         config = self.processor.config
         near = config.window is not None or config.encoder_window is not None
         if parts and len(parts[0]) > most and not near:
@@ -114,11 +106,11 @@ class SummaryGeneration(TextGeneration[SummaryProcessor]):
         return parts
 
     def output_limit(self, part: list[int]) -> int:
-        longest = self.processor.decode.longest
+        longest = self.processor.stored.longest
         return 1 + (super().output_limit(part) if longest is None else longest)
 
     def input_notes(self, text: str, answer: str) -> list[str]:
-        tokens, longest = len(self.processor.source.encode(text)), self.processor.longest_text
+        tokens, longest = len(self.processor.source.encode(text)), self.processor.stored.longest_text
         if not 0 < longest < tokens:
             return []
         return [f"the text has {tokens:,} tokens, more than any in training ({longest:,}); nothing was cut"]

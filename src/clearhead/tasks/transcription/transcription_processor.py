@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,7 +19,7 @@ from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import Columns, Files, RowCheck
 from clearhead.tasks.sequence_to_sequence.generation import GeneratingProcessor
 from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
-from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, option, validate
+from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, option
 from clearhead.tasks.transcription.error_rates import import_jiwer
 from clearhead.tasks.transcription.sound_examples import SoundExamples, SoundInputs, SpokenTexts
 from clearhead.tasks.transcription.word_times import FrameTimes, SpokenPart, TimedWord, time_words
@@ -89,6 +88,12 @@ class TranscriptionRecipe(TaskRecipe):
     decode: TranscriptionDecode = TranscriptionDecode()
 
 
+class TranscriptionSettings(TranscriptionDecode):
+    """The settings that a model folder keeps."""
+
+    sound: LogMelSettings = LogMelSettings()
+
+
 class TranscriptionOptions(SearchOptions):
     ctc_weight: float | None = option(
         None, "Weight of CTC in the score: 0 the decoder alone, 1 CTC alone (default: the model's).", ge=0, le=1
@@ -101,14 +106,12 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
     columns = ("audio", "text")
     metric = "wer"
     inputs: SoundInputs
-    decode: TranscriptionDecode
-    decode_section = TranscriptionDecode
+    stored_kind = TranscriptionSettings
+    stored: TranscriptionSettings
 
-    def __init__(
-        self, target: Tokenizer, config: ModelConfig, log_mel: LogMelSettings, decode: TranscriptionDecode
-    ) -> None:
-        self.target, self.config, self.log_mel, self.decode = target, config, log_mel, decode
-        self.inputs = SoundInputs(log_mel)
+    def __init__(self, target: Tokenizer, config: ModelConfig, stored: TranscriptionSettings) -> None:
+        self.target, self.config, self.stored, self.log_mel = target, config, stored, stored.sound
+        self.inputs = SoundInputs(self.log_mel)
 
     # Data
 
@@ -123,10 +126,10 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
         if start is not None:
             raise ConfigError("transcription cannot start from the weights of another model; leave train.init_from out")
         import_jiwer()  # which the scores need: better refused now than after the last step
-        log_mel = LogMelSettings(**recipe.sound.model_dump())
+        stored = TranscriptionSettings(**recipe.decode.model_dump(), sound=LogMelSettings(**recipe.sound.model_dump()))
         target = recipe.text.train_tokenizer(str(row.values[1]) for row in rows)
         config = cls.make_config(recipe, None, vocabulary=target.size)
-        return cls(target, config, log_mel, recipe.decode)
+        return cls(target, config, stored)
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: TranscriptionRecipe | None = None) -> SoundExamples:
         used, sounds, targets = list[Row](), list[Tensor](), list[list[int]]()
@@ -174,24 +177,12 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
     def frame_times(self) -> FrameTimes:
         """When frames are, and positions of the encoder: a frame stands for one hop, amid its window."""
         hop = self.log_mel.hop_samples / self.log_mel.rate
-        first = self.log_mel.frame_seconds(0) - hop / 2 - self.decode.padding_seconds
+        first = self.log_mel.frame_seconds(0) - hop / 2 - self.stored.padding_seconds
         return FrameTimes(first, hop, self.stride)
 
     def time_words(self, part: SpokenPart) -> list[TimedWord] | None:
         """The words of a part with their times; None if CTC cannot align them."""
         return time_words(part, self.target.decode, self.frame_times, self.blank)
-
-    # Model folder
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings, "sound": self.log_mel.model_dump()}
-
-    @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> TranscriptionProcessor:
-        values = dict(settings)
-        log_mel = validate(LogMelSettings, values.pop("sound", {}), f"the settings of {folder} are invalid: sound")
-        return cls(Tokenizer.load(folder), config, log_mel, cls.read_decode(folder, values))
 
 
 def find_misfit(

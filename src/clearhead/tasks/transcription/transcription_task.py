@@ -124,8 +124,8 @@ class TranscriptionGeneration(Generation[TranscriptionProcessor, Any, Stretch]):
 
     def __init__(self, processor: TranscriptionProcessor, model: SpeechModel, options: TranscriptionOptions) -> None:
         super().__init__(processor, model, options)
-        self.ctc_weight = processor.decode.ctc_weight if options.ctc_weight is None else options.ctc_weight
-        self.piece_seconds = processor.decode.piece_seconds or LONGEST_PIECE_SECONDS  # longer recordings are cut
+        self.ctc_weight = processor.stored.ctc_weight if options.ctc_weight is None else options.ctc_weight
+        self.piece_seconds = processor.stored.piece_seconds or LONGEST_PIECE_SECONDS  # longer recordings are cut
 
     def split(self, source: Any) -> list[Stretch]:
         """The frames of a recording: of all of it, or of pieces cut at silence, without those that have no sound."""
@@ -143,7 +143,7 @@ class TranscriptionGeneration(Generation[TranscriptionProcessor, Any, Stretch]):
 
     def _pad_with_noise(self, sound: Float[Tensor, " samples"]) -> Float[Tensor, " padded"]:
         """The sound with faint noise, which also lasts `padding_seconds` before and after it."""
-        size = round(self.processor.decode.padding_seconds * self.processor.log_mel.rate)
+        size = round(self.processor.stored.padding_seconds * self.processor.log_mel.rate)
         if not size:
             return sound
         padded = F.pad(sound, (size, size))
@@ -288,10 +288,10 @@ class TranscriptionObjective(Objective[TranscriptionProcessor, TranscriptionReci
     def calibrate(self, model: SpeechModel, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
         """Limits pieces to about the longest training recording, unless the recipe sets `decode.piece_seconds`."""
         processor = self.processor
-        if processor.decode.piece_seconds is None:
+        if processor.stored.piece_seconds is None:
             longest = max(len(row.values[0].content) for row in train) / processor.log_mel.rate
             seconds = round(min(max(1.0, PIECE_MARGIN * longest), LONGEST_PIECE_SECONDS), 2)
-            processor.decode = processor.decode.model_copy(update={"piece_seconds": seconds})
+            processor.store(piece_seconds=seconds)
         return None
 
 
