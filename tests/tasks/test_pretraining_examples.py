@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 
 from clearhead.model import Encoder, ModelConfig
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.pretraining.document_windows import SPECIAL, cut_windows, find_sentences, make_text_windows
-from clearhead.tasks.pretraining.masked_examples import MaskedExamples, choose_words, make_generator
+from clearhead.tasks.pretraining.masked_examples import (
+    SPECIAL,
+    MaskedExamples,
+    choose_words,
+    cut_windows,
+    find_sentences,
+    make_generator,
+    make_text_windows,
+)
 from clearhead.tasks.pretraining.masked_task import MaskedProcessor, masked_loss
 from clearhead.tasks.pretraining.pretraining_settings import HidingSettings, Masking
 from clearhead.tasks.pretraining.pretraining_task import DenoisingExamples, choose_spans

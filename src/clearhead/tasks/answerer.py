@@ -105,6 +105,10 @@ class Answerer(ABC, Generic[ProcessorT, ModelT, InputT, OptionsT]):
         notes = [*([str(report)] if report.dropped else []), *flaws]
         return Evaluation({**scores, "note": "; ".join(notes)} if notes else scores, usable, predictions)
 
+    def evaluate_quickly(self, rows: Sequence[Row], options: OptionsT) -> Evaluation:
+        """An evaluation during training. Where only the loss is scored, it has answers to show, and no scores."""
+        return self.evaluate(rows, options)
+
 
 class StreamingAnswerer(Answerer[ProcessorT, ModelT, InputT, OptionsT]):
     """Base class of answerers whose answers can be had in pieces, while they are written."""

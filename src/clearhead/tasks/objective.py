@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.tasks.answerer import AnyAnswerer, Evaluation
-from clearhead.tasks.processor import BatchT, Examples, Processor, RecipeT
+from clearhead.tasks.losses import token_loss
+from clearhead.tasks.processor import BatchT, Examples, Processor, RecipeT, RedrawnExamples
 
 if TYPE_CHECKING:
     from clearhead.text import Row
@@ -34,6 +35,7 @@ class Objective(ABC, Generic[ProcessorT, RecipeT, ModelT, BatchT]):
 
     def __init__(self, processor: ProcessorT, recipe: RecipeT) -> None:
         self.processor, self.recipe = processor, recipe
+        self.token_loss: Callable[..., Tensor] = token_loss
 
     @classmethod
     def fit(cls, rows: int, *, gpu: bool) -> dict[str, dict[str, Any]]:
@@ -53,22 +55,21 @@ class Objective(ABC, Generic[ProcessorT, RecipeT, ModelT, BatchT]):
         """
 
     def compile_loss(self) -> None:
-        """Compiles the parts of the loss outside the layers, where that is faster."""
+        """Compiles the parts of the loss outside the layers."""
+        self.token_loss = torch.compile(token_loss, dynamic=not self.fixed_shapes)
 
     def refresh(self, model: ModelT, examples: Examples[BatchT], epoch: int) -> None:
         """Changes the training examples at the beginning of an epoch, such as negatives mined with these weights.
 
         The model is in evaluation mode. What changes must be in the examples' `state`, so that runs resume exactly.
         """
+        if isinstance(examples, RedrawnExamples):
+            examples.draw(epoch)
 
     @property
     def quick_options(self) -> Mapping[str, Any]:
         """Options of the evaluations during training, where speed matters more than the last tenth of a score."""
         return MappingProxyType({})
-
-    def evaluate(self, answerer: AnyAnswerer, rows: Sequence[Row]) -> Evaluation:
-        """The scores of an evaluation during training, and answers to show."""
-        return answerer.evaluate(rows, answerer.options(**self.quick_options))
 
     def calibrate(self, model: ModelT, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
         """Fits what the processor stores but training does not learn: temperatures, thresholds, an index.

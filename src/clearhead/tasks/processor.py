@@ -52,6 +52,8 @@ class Examples(ABC, Generic[BatchT]):
     lengths: NDArray[np.int64]
     counts: NDArray[np.int64]
     rows: Sequence[Row]  # that the examples were made of
+    origins: Sequence[int] | None = None  # for each example the index of its row; None: each row is one example
+    on_device: ClassVar[tuple[str, ...]] = ()  # attributes that belong on the device of the batches
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -63,9 +65,11 @@ class Examples(ABC, Generic[BatchT]):
         Nothing but tensors: CUDA graphs copy a batch field by field, and tell batches apart by their shapes.
         """
 
-    @abstractmethod
-    def to(self, device: torch.device) -> Examples[BatchT]:
+    def to(self, device: torch.device) -> Self:
         """Moves the data to the device of the batches."""
+        for name in self.on_device:
+            setattr(self, name, getattr(self, name).to(device))
+        return self
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -80,7 +84,23 @@ class Examples(ABC, Generic[BatchT]):
 
     def where(self, example: int) -> str:
         """The file and line that an example came from."""
-        return self.rows[example].where
+        return self.rows[example if self.origins is None else self.origins[example]].where
+
+
+class RedrawnExamples(Examples[BatchT]):
+    """Base class of examples of which something is drawn at random for each epoch, from a seed and the epoch alone."""
+
+    epoch = 0
+
+    @abstractmethod
+    def draw(self, epoch: int) -> None:
+        """Draws what belongs to this epoch, and remembers it."""
+
+    def state(self) -> dict[str, Tensor]:
+        return {"epoch": torch.tensor(self.epoch)}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.draw(int(state["epoch"]))
 
 
 class LabelledTexts(NamedTuple):
@@ -94,6 +114,8 @@ class LabelledTexts(NamedTuple):
 class TextExamples(Examples[LabelledTexts]):
     """Texts as tokens, each with the number of its label (UNCOUNTED: none), or with a multi-hot row over all labels."""
 
+    on_device = ("texts", "labels")
+
     def __init__(
         self,
         texts: Sequence[Sequence[int]],
@@ -104,11 +126,6 @@ class TextExamples(Examples[LabelledTexts]):
         self.texts, self.labels, self.rows, self.pad = Ragged(texts), torch.tensor(labels), rows, pad
         self.lengths = self.texts.lengths.numpy()[:, None]
         self.counts = np.array([label != UNCOUNTED for label in labels], dtype=np.int64)
-
-    def to(self, device: torch.device) -> TextExamples:
-        self.texts.to(device)
-        self.labels = self.labels.to(device)
-        return self
 
     def collate(self, batch: Batch) -> LabelledTexts:
         rows = torch.from_numpy(batch.examples).to(self.labels.device, non_blocking=True)

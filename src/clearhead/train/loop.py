@@ -219,7 +219,8 @@ class Trainer:
                 total += float(updater.compute_loss(dev.collate(batch)) * weight)
             with unshard_weights(self.model):
                 answerer = data.task.answerer(data.processor, self.model)
-                evaluation = data.objective.evaluate(answerer, data.dev_rows[: train.evaluate_lines])
+                options = answerer.options(**data.objective.quick_options)
+                evaluation = answerer.evaluate_quickly(data.dev_rows[: train.evaluate_lines], options)
             self.model.train()
         return self.processes.sum(total) / int(dev.counts.sum()), evaluation
 

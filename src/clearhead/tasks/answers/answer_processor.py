@@ -63,6 +63,8 @@ class PairExamples(Examples[Pairs]):
     during training and are stored in checkpoints: they are the `state` of the examples.
     """
 
+    on_device = ("questions", "texts", "answers")
+
     def __init__(
         self,
         questions: Sequence[Sequence[int]],
@@ -83,12 +85,6 @@ class PairExamples(Examples[Pairs]):
         self.counts = np.ones(len(answers), dtype=np.int64)
         # They are mined before the first epoch; there are none where all questions have the same answer.
         self.negatives = torch.zeros(len(answers), max(0, min(negatives, len(texts) - 1)), dtype=torch.long)
-
-    def to(self, device: torch.device) -> PairExamples:
-        self.questions.to(device)
-        self.texts.to(device)
-        self.answers = self.answers.to(device)
-        return self
 
     def collate(self, batch: Batch) -> Pairs:
         device = self.answers.device

@@ -131,6 +131,8 @@ class CaptionExamples(Examples[Captions]):
     With an `augmentation`, `collate` changes pictures by PyTorch's random numbers, which a run seeds before each step.
     """
 
+    on_device = ("pictures", "target")
+
     def __init__(
         self,
         pictures: UInt8[Tensor, "examples 3 height width"],
@@ -146,11 +148,6 @@ class CaptionExamples(Examples[Captions]):
         self.preprocessing, self.augmentation = preprocessing, augmentation
         self.counts = self.target.lengths.numpy() - 1  # every word but the start is predicted
         self.lengths = np.stack([np.full(len(rows), patches), self.counts], axis=1)
-
-    def to(self, device: torch.device) -> CaptionExamples:
-        self.pictures = self.pictures.to(device)
-        self.target.to(device)
-        return self
 
     def collate(self, batch: Batch) -> Captions:
         rows = torch.from_numpy(batch.examples).to(self.pictures.device, non_blocking=True)

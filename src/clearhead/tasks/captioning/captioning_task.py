@@ -15,7 +15,6 @@ from clearhead.model import PictureToText
 from clearhead.tasks.answerer import Baseline, Scores
 from clearhead.tasks.captioning.caption_processor import CaptionProcessor, CaptionRecipe, Captions
 from clearhead.tasks.file_inputs import LoadedInput
-from clearhead.tasks.losses import token_loss
 from clearhead.tasks.media import PictureInput
 from clearhead.tasks.metrics import translation_scores
 from clearhead.tasks.objective import Objective
@@ -104,17 +103,10 @@ class CaptionTracer(GenerationTracer[CaptionAnswerer, Any, LoadedInput]):
 
 
 class CaptionObjective(Objective[CaptionProcessor, CaptionRecipe, PictureToText, Captions]):
-    def __init__(self, processor: CaptionProcessor, recipe: CaptionRecipe) -> None:
-        super().__init__(processor, recipe)
-        self.token_loss = token_loss
-
     def loss(self, model: PictureToText, batch: Captions) -> Float[Tensor, ""]:
         hidden = model.decode(batch.target, model.encode_pictures(batch.pictures))
         smoothing = self.recipe.loss.label_smoothing if model.training else 0.0
         return self.token_loss(model.vocabulary, hidden, batch.labels, smoothing)
-
-    def compile_loss(self) -> None:
-        self.token_loss = torch.compile(token_loss, dynamic=True)
 
 
 def score_nearest(processor: CaptionProcessor, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:

@@ -8,12 +8,11 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from clearhead.errors import ConfigError, DataError
 from clearhead.model import Decoder, ModelConfig
 from clearhead.tasks.pretrained import Pretrained
-from clearhead.tasks.processor import BatchT, Columns, Examples, Files, Processor, RowCheck
+from clearhead.tasks.processor import BatchT, Columns, Files, Processor, RedrawnExamples, RowCheck
 from clearhead.tasks.segmentation import join_texts
 from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option
 from clearhead.text import Report, Row, Tokenizer
@@ -120,34 +119,25 @@ class LanguageOptions(Options):
 DocumentRecipeT = TypeVar("DocumentRecipeT", bound=LanguageModelRecipe)
 
 
-class PackedExamples(Examples[PackedRows]):
-    """Packed rows, all equally long; `rows` are the documents."""
+class PackedExamples(RedrawnExamples[PackedRows]):
+    """Packed rows, all equally long; `rows` are the documents, and long ones are cut elsewhere in each epoch."""
+
+    on_device = ("packed",)
 
     def __init__(self, packed: PackedDocuments, rows: Sequence[Row]) -> None:
-        self.packed, self.rows, self.epoch = packed, rows, 0
+        self.packed, self.rows = packed, rows
         self.lengths = np.full((packed.rows, 1), packed.context, dtype=np.int64)
         self.counts = packed.counts
 
     def collate(self, batch: Batch) -> PackedRows:
         return self.packed.gather(torch.from_numpy(batch.examples))
 
-    def draw_cuts(self, epoch: int) -> None:
-        """Cuts long documents at the places of this epoch."""
+    def draw(self, epoch: int) -> None:
         self.packed.draw_cuts(epoch)
         self.epoch, self.counts = epoch, self.packed.counts
 
-    def to(self, device: torch.device) -> PackedExamples:
-        self.packed.to(device)
-        return self
-
     def fingerprint(self) -> str:
         return self.packed.fingerprint()
-
-    def state(self) -> dict[str, Tensor]:
-        return {"epoch": torch.tensor(self.epoch)}
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        self.draw_cuts(int(state["epoch"]))
 
     def where(self, example: int) -> str:
         return self.rows[self.packed.first_document(example)].where

@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead.attention import Mask
 from clearhead.errors import ConfigError
 from clearhead.model import Decoder
-from clearhead.tasks.answerer import AnyAnswerer, Evaluation, Scores, StreamingAnswerer
+from clearhead.tasks.answerer import Evaluation, Scores, StreamingAnswerer
 from clearhead.tasks.language_model.continuation import (
     BROKEN,
     TAIL,
@@ -26,12 +26,9 @@ from clearhead.tasks.language_model.language_processor import (
     LanguageModelRecipe,
     LanguageOptions,
     LanguageProcessor,
-    PackedExamples,
 )
 from clearhead.tasks.language_model.sliding_window import DocumentLoss, score_documents, score_losses
-from clearhead.tasks.losses import token_loss
 from clearhead.tasks.objective import Objective
-from clearhead.tasks.processor import Examples
 from clearhead.tasks.task import Task
 from clearhead.tasks.trace import ContinuableTracer, TaskTracer, Trace
 from clearhead.text import Row
@@ -105,7 +102,7 @@ class LanguageAnswerer(StreamingAnswerer[LanguageProcessor, Decoder, str, Langua
     def score(self, rows: Sequence[Row], predictions: Sequence[DocumentLoss], options: LanguageOptions) -> Scores:
         return score_losses(predictions, sum(len(row.values[0].encode("utf-8", "replace")) for row in rows))
 
-    def write_samples(self, rows: Sequence[Row]) -> Evaluation:
+    def evaluate_quickly(self, rows: Sequence[Row], options: LanguageOptions) -> Evaluation:
         """Continuations of the beginnings of the first documents, beside what comes there; no scores."""
         processor, tokenizer = self.processor, self.processor.tokenizer
         samples, prompts = list[Any](), list[list[int]]()
@@ -202,10 +199,6 @@ class LanguageTracer(TaskTracer[LanguageAnswerer], ContinuableTracer):
 class LanguageObjective(Objective[LanguageProcessor, LanguageModelRecipe, Decoder, PackedRows]):
     fixed_shapes = True
 
-    def __init__(self, processor: LanguageProcessor, recipe: LanguageModelRecipe) -> None:
-        super().__init__(processor, recipe)
-        self.token_loss = token_loss
-
     @classmethod
     def fit(cls, rows: int, *, gpu: bool) -> dict[str, dict[str, Any]]:
         small = {"width": 128, "heads": 4, "kv_heads": 4, "layers": 4, "feedforward": 352, "dropout": 0.0}
@@ -221,19 +214,6 @@ class LanguageObjective(Objective[LanguageProcessor, LanguageModelRecipe, Decode
         # Pads come last in a row, so causality hides them from every token.
         hidden = model(batch.tokens, positions=positions, mask=mask)
         return self.token_loss(model.vocabulary, hidden, batch.labels, 0.0)
-
-    def compile_loss(self) -> None:
-        self.token_loss = torch.compile(token_loss, dynamic=False)
-
-    def refresh(self, model: Decoder, examples: Examples[PackedRows], epoch: int) -> None:
-        """New cuts of long documents for every epoch."""
-        assert isinstance(examples, PackedExamples)
-        examples.draw_cuts(epoch)
-
-    def evaluate(self, answerer: AnyAnswerer, rows: Sequence[Row]) -> Evaluation:
-        """A few texts are written, and nothing is scored: the trainer computes the loss itself."""
-        assert isinstance(answerer, LanguageAnswerer)
-        return answerer.write_samples(rows)
 
 
 TASK = Task(

@@ -1,23 +1,97 @@
-"""Texts for masked language models: which words are masked is drawn anew for each epoch, on the device."""
+"""Documents cut into windows of tokens, some words of which are hidden: drawn anew for each epoch, on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
+from clearhead.errors import DataError
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.pretraining.document_windows import BEGINS, INSIDE, SPECIAL, TextWindow
 from clearhead.tasks.pretraining.pretraining_settings import Masking
-from clearhead.tasks.processor import Examples
-from clearhead.text import Row, Tokenizer
+from clearhead.tasks.processor import BatchT, RedrawnExamples
+from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch, Ragged
+from clearhead.text.pieces import encode_words
 
+INSIDE, BEGINS, SPECIAL = 0, 1, 2  # roles of tokens: inside a word, its first, or start or end of the text
+SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "...", "…")
+EMPTY = "without a text"
 BYTES_END = 259  # the first number of our own vocabularies that is neither special nor a byte
+
+
+class TextWindow(NamedTuple):
+    """Tokens of a document that are read together, the role of each, and the row that they come from."""
+
+    tokens: list[int]
+    roles: list[int]
+    row: int
+
+
+def cut_windows(starts: NDArray[np.bool_], longest: int) -> list[tuple[int, int]]:
+    """Begin and end of windows of at most `longest` tokens and about equal length, cut where words begin.
+
+    A word of more tokens than a window is cut wherever the window ends.
+
+    >>> cut_windows(np.array([True, True, False, True, True]), 4)
+    [(0, 3), (3, 5)]
+    """
+    total = len(starts)
+    size = -(-total // max(1, -(-total // longest)))
+    windows, begin = [], 0
+    while begin < total:
+        end = min(begin + size, total)
+        cut = next((place for place in range(end, begin, -1) if place == total or starts[place]), end)
+        windows.append((begin, cut))
+        begin = cut
+    return windows
+
+
+def make_text_windows(
+    rows: Iterable[Row], tokenizer: Tokenizer, longest: int, report: Report
+) -> tuple[list[TextWindow], list[Row]]:
+    """The windows of all documents, and the rows that were used; the report says which were empty or cut."""
+    rows = list(rows)
+    windows: list[TextWindow] = []
+    used: list[Row] = []
+    for row, text in zip(rows, encode_words(tokenizer, [row.values[0] for row in rows]), strict=True):
+        if not len(text.tokens):
+            report.drop(row, EMPTY)
+            continue
+        report.keep()
+        places = cut_windows(text.starts, longest)
+        if len(places) > 1:
+            report.remark(f"longer than {longest} tokens (read in parts)")
+        for begin, end in places:
+            roles = text.starts[begin:end].astype(np.int64)
+            roles[0] = BEGINS  # also of a word that was cut
+            windows.append(TextWindow(text.tokens[begin:end].tolist(), roles.tolist(), len(used)))
+        used.append(row)
+    if not used:
+        raise DataError(f"no text is left to use: {report}")
+    return windows, used
+
+
+def find_sentences(windows: Sequence[TextWindow], tokenizer: Tokenizer) -> list[list[int]]:
+    """For each token of each window 1 if it begins a sentence, else 0.
+
+    A sentence ends with a piece that is an end mark; a digit after it, as in 3.14, belongs to the same sentence.
+    """
+    pieces = [(tokenizer.engine.id_to_token(number) or "").strip() for number in range(tokenizer.size)]
+    ends = {number for number, piece in enumerate(pieces) if piece in SENTENCE_ENDS}
+    digits = {number for number, piece in enumerate(pieces) if piece.isdigit() or piece in SENTENCE_ENDS}
+    flags = []
+    for tokens, roles, _ in windows:
+        steps = zip(tokens, tokens[1:], roles[1:], strict=False)
+        flags.append(
+            [1, *(int(last in ends and token not in digits and role == BEGINS) for last, token, role in steps)]
+        )
+    return flags
 
 
 class MaskedTexts(NamedTuple):
@@ -73,17 +147,37 @@ def choose_words(
     return taken[words]
 
 
-class MaskedExamples(Examples[MaskedTexts]):
+class WindowExamples(RedrawnExamples[BatchT]):
+    """Base class: windows of documents, of which a subclass hides words; each is enclosed by `begin` and the end."""
+
+    def __init__(
+        self,
+        windows: Sequence[TextWindow],
+        rows: list[Row],
+        tokenizer: Tokenizer,
+        masking: Masking,
+        seed: int,
+        begin: Sequence[int],
+    ) -> None:
+        self.texts = Ragged([[*begin, *window.tokens, tokenizer.end] for window in windows])
+        self.roles = Ragged([[*(SPECIAL for _ in begin), *window.roles, SPECIAL] for window in windows])
+        self.rows, self.origins = rows, [window.row for window in windows]
+        self.pad, self.masking, self.seed = tokenizer.pad, masking, seed
+        self.mask = tokenizer.pad if tokenizer.mask is None else tokenizer.mask
+
+    def fingerprint(self) -> str:
+        return f"{self.texts.fingerprint()} {self.roles.fingerprint()}"
+
+
+class MaskedExamples(WindowExamples[MaskedTexts]):
     """Windows of documents; `draw` masks random words of all of them."""
+
+    on_device = ("texts", "roles", "inputs", "chosen", "masked")
 
     def __init__(
         self, windows: Sequence[TextWindow], rows: list[Row], tokenizer: Tokenizer, masking: Masking, seed: int
     ) -> None:
-        self.texts = Ragged([[tokenizer.start, *window.tokens, tokenizer.end] for window in windows])
-        self.roles = Ragged([[SPECIAL, *window.roles, SPECIAL] for window in windows])
-        self.rows, self.origins = rows, [window.row for window in windows]
-        self.pad, self.masking, self.seed, self.epoch = tokenizer.pad, masking, seed, 0
-        self.mask = tokenizer.pad if tokenizer.mask is None else tokenizer.mask
+        super().__init__(windows, rows, tokenizer, masking, seed, [tokenizer.start])
         ours = "special" not in tokenizer.settings  # then no special token and no byte replaces a word
         last = tokenizer.size - (ours and tokenizer.mask is not None)
         self.replacements = (BYTES_END if ours and last > BYTES_END else 0, last)
@@ -116,12 +210,6 @@ class MaskedExamples(Examples[MaskedTexts]):
         logs = counts.log()
         return (logs - logs.mean()).float()
 
-    def to(self, device: torch.device) -> MaskedExamples:
-        for part in (self.texts, self.roles, self.inputs, self.chosen):
-            part.to(device)
-        self.masked = self.masked.to(device)
-        return self
-
     def collate(self, batch: Batch) -> MaskedTexts:
         device, size = self.texts.flat.device, batch.sizes[0]
         rows = torch.from_numpy(batch.examples).to(device, non_blocking=True)
@@ -132,15 +220,3 @@ class MaskedExamples(Examples[MaskedTexts]):
         places = chosen.sort(dim=1, descending=True, stable=True).indices[:, :most]
         counted = torch.arange(most, device=device) < self.masked[rows][:, None]
         return MaskedTexts(tokens, lengths, places, texts.gather(1, places).masked_fill(~counted, UNCOUNTED))
-
-    def where(self, example: int) -> str:
-        return self.rows[self.origins[example]].where
-
-    def fingerprint(self) -> str:
-        return f"{self.texts.fingerprint()} {self.roles.fingerprint()}"
-
-    def state(self) -> dict[str, Tensor]:
-        return {"epoch": torch.tensor(self.epoch)}
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        self.draw(int(state["epoch"]))

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.errors import ConfigError
 from clearhead.model import Encoder, ModelConfig
-from clearhead.tasks.answerer import Answerer, AnyAnswerer, Evaluation, Scores
+from clearhead.tasks.answerer import Answerer, Evaluation, ModelT, OptionsT, Prediction, ProcessorT, Scores
 from clearhead.tasks.language_model.language_processor import DocumentProcessor
 from clearhead.tasks.losses import check_finite, token_loss
 from clearhead.tasks.objective import Objective
 from clearhead.tasks.pretrained import Pretrained
-from clearhead.tasks.pretraining.document_windows import EMPTY, make_text_windows
 from clearhead.tasks.pretraining.mask_filling import MASK, FilledText, check_length, encode_masked, fill_masks
-from clearhead.tasks.pretraining.masked_examples import MaskedExamples, MaskedTexts
+from clearhead.tasks.pretraining.masked_examples import (
+    EMPTY,
+    MaskedExamples,
+    MaskedTexts,
+    WindowExamples,
+    make_text_windows,
+)
 from clearhead.tasks.pretraining.pretraining_settings import FillOptions, HidingSettings, PretrainingRecipe
-from clearhead.tasks.processor import AnyProcessor, BatchT, Examples, RowCheck
+from clearhead.tasks.processor import BatchT, Examples, RowCheck
 from clearhead.tasks.task import Task
 from clearhead.tasks.text_windows import window_size
 from clearhead.tasks.trace import TaskTracer, Trace
@@ -95,56 +101,6 @@ class MaskedProcessor(HidingProcessor[MaskedTexts]):
         return Encoder(self.config)
 
 
-class MaskedAnswerer(Answerer[MaskedProcessor, Encoder, str, FillOptions]):
-    options = FillOptions
-
-    def predict(self, inputs: Sequence[str], options: FillOptions, *, inputs_before: int = 0) -> list[FilledText]:
-        """Texts with every <mask> filled; one mask stands for one piece."""
-        processor = self.processor
-        settings = {"limit": processor.window, "best": options.best, "most": options.batch}
-        return fill_masks(self.model, processor.tokenizer, inputs, processor.mask, **settings)
-
-    def score(self, rows: Sequence[Row], predictions: Sequence[FilledText], options: FillOptions) -> NoReturn:
-        raise ConfigError("a masked language model is scored by its loss, not by predictions; call evaluate")
-
-    def evaluate(self, rows: Sequence[Row], options: FillOptions) -> Evaluation:
-        """Loss and perplexity of masked words, the same ones at every call; and the first texts, restored."""
-        examples, scores = measure_loss(self.processor, self.model, masked_loss, rows)
-        return Evaluation(scores, examples.rows, self.restore_texts(examples))
-
-    @torch.no_grad()
-    def restore_texts(self, examples: Examples[MaskedTexts]) -> list[FilledText]:
-        """The first texts, each with the likeliest token at every place that was to be predicted."""
-        assert isinstance(examples, MaskedExamples)
-        count = min(SAMPLES, len(examples.rows))
-        firsts = np.array([examples.origins.index(row) for row in range(count)], dtype=np.int64)
-        batch = examples.collate(Batch(firsts, (int(examples.lengths[firsts].max()),)))
-        hidden = _predict_hidden(self.model, batch)
-        tokens, best = batch.tokens.clone(), self.model.logits(hidden).argmax(-1)
-        counted = batch.labels >= 0
-        tokens[counted.nonzero()[:, 0], batch.places[counted]] = best[counted]
-        rows = zip(tokens.tolist(), batch.lengths.tolist(), strict=True)
-        return [FilledText(self.processor.tokenizer.decode(row[:length])) for row, length in rows]
-
-
-@torch.no_grad()
-def measure_loss(
-    processor: AnyProcessor, model: nn.Module, loss: Callable[[Any, Any], Tensor], rows: Sequence[Row]
-) -> tuple[Examples[Any], Scores]:
-    """The examples of these rows, and the model's mean loss on them with its perplexity.
-
-    A `note` says which rows were left out, if any were.
-    """
-    report = Report()
-    examples = processor.examples(rows, report).to(next(model.parameters()).device)
-    plan = BatchPlan(examples.lengths, tokens=BATCH_TOKENS, seed=0)
-    total = sum(float(loss(model, examples.collate(batch))) for batch in plan.epoch(0))
-    mean = total / int(examples.counts.sum())
-    check_finite(torch.tensor(mean))
-    scores: Scores = {"loss": round(mean, 4), "perplexity": round(math.exp(min(mean, LARGEST_LOSS)), 2)}
-    return examples, {**scores, "note": str(report)} if report.dropped else scores
-
-
 def masked_loss(model: Encoder, batch: MaskedTexts) -> Float[Tensor, ""]:
     """The cross-entropy of the masked tokens, summed."""
     return token_loss(model.vocabulary, _predict_hidden(model, batch), batch.labels, 0.0)
@@ -156,6 +112,67 @@ def _predict_hidden(model: Encoder, batch: MaskedTexts) -> Tensor:
     return hidden.gather(1, batch.places[:, :, None].expand(-1, -1, hidden.shape[2]))
 
 
+class HidingAnswerer(Answerer[ProcessorT, ModelT, str, OptionsT]):
+    """Base class of answerers that are scored by the loss of hidden words, not by predictions."""
+
+    @abstractmethod
+    def measure_loss(self, batch: Any) -> Tensor:
+        """The loss of the hidden words in a batch, summed."""
+
+    @abstractmethod
+    def restore_texts(self, examples: Any, firsts: Sequence[int]) -> Sequence[Prediction]:
+        """What the model finds in the place of the hidden words of these examples."""
+
+    def score(self, rows: Sequence[Row], predictions: Sequence[Prediction], options: OptionsT) -> NoReturn:
+        raise ConfigError("a model of pre-training is scored by its loss, not by predictions; call evaluate")
+
+    @torch.no_grad()
+    def evaluate(self, rows: Sequence[Row], options: OptionsT) -> Evaluation:
+        """Loss and perplexity of hidden words, the same ones at every call; and the first texts, restored."""
+        report = Report()
+        examples, first = self._restore_first(rows, report)
+        plan = BatchPlan(examples.lengths, tokens=BATCH_TOKENS, seed=0)
+        total = sum(float(self.measure_loss(examples.collate(batch))) for batch in plan.epoch(0))
+        mean = total / int(examples.counts.sum())
+        check_finite(torch.tensor(mean))
+        scores: Scores = {"loss": round(mean, 4), "perplexity": round(math.exp(min(mean, LARGEST_LOSS)), 2)}
+        return Evaluation({**scores, "note": str(report)} if report.dropped else scores, examples.rows, first)
+
+    @torch.no_grad()
+    def evaluate_quickly(self, rows: Sequence[Row], options: OptionsT) -> Evaluation:
+        examples, first = self._restore_first(rows[:SAMPLES], Report())
+        return Evaluation({}, examples.rows, first)
+
+    def _restore_first(self, rows: Sequence[Row], report: Report) -> tuple[Any, Sequence[Prediction]]:
+        """The examples of these rows, and what the model finds in the first of them."""
+        examples: Any = self.processor.examples(rows, report).to(next(self.model.parameters()).device)
+        firsts = [examples.origins.index(row) for row in range(min(SAMPLES, len(examples.rows)))]
+        return examples, self.restore_texts(examples, firsts)
+
+
+class MaskedAnswerer(HidingAnswerer[MaskedProcessor, Encoder, FillOptions]):
+    options = FillOptions
+
+    def measure_loss(self, batch: MaskedTexts) -> Tensor:
+        return masked_loss(self.model, batch)
+
+    def predict(self, inputs: Sequence[str], options: FillOptions, *, inputs_before: int = 0) -> list[FilledText]:
+        """Texts with every <mask> filled; one mask stands for one piece."""
+        processor = self.processor
+        settings = {"limit": processor.window, "best": options.best, "most": options.batch}
+        return fill_masks(self.model, processor.tokenizer, inputs, processor.mask, **settings)
+
+    def restore_texts(self, examples: WindowExamples[MaskedTexts], firsts: Sequence[int]) -> list[FilledText]:
+        """These texts, each with the likeliest token at every place that was to be predicted."""
+        batch = examples.collate(Batch(np.array(firsts), (int(examples.lengths[firsts].max()),)))
+        hidden = _predict_hidden(self.model, batch)
+        tokens, best = batch.tokens.clone(), self.model.logits(hidden).argmax(-1)
+        counted = batch.labels >= 0
+        tokens[counted.nonzero()[:, 0], batch.places[counted]] = best[counted]
+        rows = zip(tokens.tolist(), batch.lengths.tolist(), strict=True)
+        return [FilledText(self.processor.tokenizer.decode(row[:length])) for row, length in rows]
+
+
 class MaskedObjective(Objective[MaskedProcessor, PretrainingRecipe, Encoder, MaskedTexts]):
     def loss(self, model: Encoder, batch: MaskedTexts) -> Float[Tensor, ""]:
         return masked_loss(model, batch)
@@ -165,19 +182,12 @@ class MaskedObjective(Objective[MaskedProcessor, PretrainingRecipe, Encoder, Mas
 
         Without that the first hundreds of steps learn nothing but frequencies. A bias that was trained stays.
         """
-        assert isinstance(examples, MaskedExamples)
-        examples.draw(epoch)
+        super().refresh(model, examples, epoch)
         bias = model.vocabulary.bias
+        assert isinstance(examples, MaskedExamples)
         if epoch == 0 and bias is not None and not bool(bias.any()):
             with torch.no_grad():
                 bias.copy_(examples.log_frequencies(len(bias)))
-
-    def evaluate(self, answerer: AnyAnswerer, rows: Sequence[Row]) -> Evaluation:
-        """A few texts are filled, and nothing is scored: the trainer computes the loss itself."""
-        assert isinstance(answerer, MaskedAnswerer)
-        examples = self.processor.examples(rows[:SAMPLES], Report())
-        examples = examples.to(answerer.model.vocabulary.words.weight.device)
-        return Evaluation({}, examples.rows, answerer.restore_texts(examples))
 
 
 class MaskedTracer(TaskTracer[MaskedAnswerer]):

@@ -9,29 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NoReturn
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from clearhead.errors import ConfigError
 from clearhead.model import EncoderDecoder, ModelConfig
-from clearhead.tasks.answerer import AnyAnswerer, Evaluation
 from clearhead.tasks.language_model.language_processor import LanguageProcessor
 from clearhead.tasks.language_model.language_task import TASK as LANGUAGE_MODEL
-from clearhead.tasks.pretraining.document_windows import (
+from clearhead.tasks.pretraining.mask_filling import encode_masked
+from clearhead.tasks.pretraining.masked_examples import (
     BEGINS,
     INSIDE,
     SPECIAL,
     TextWindow,
+    WindowExamples,
     find_sentences,
+    make_generator,
     make_text_windows,
 )
-from clearhead.tasks.pretraining.mask_filling import encode_masked
-from clearhead.tasks.pretraining.masked_examples import make_generator
-from clearhead.tasks.pretraining.masked_task import MASKED, SAMPLES, HidingProcessor, measure_loss
+from clearhead.tasks.pretraining.masked_task import MASKED, HidingAnswerer, HidingProcessor
 from clearhead.tasks.pretraining.pretraining_settings import (
     DenoisingSettings,
     Masking,
@@ -77,20 +75,17 @@ def choose_spans(
     return ((ends.cummax(0).values > number) & ordinary)[words]
 
 
-class DenoisingExamples(PairExamples):
+class DenoisingExamples(WindowExamples[Pairs], PairExamples):
     """Windows of documents as targets; `draw` makes a noisy source of each."""
+
+    on_device = ("texts", "roles", "sentences", "target", "source")
 
     def __init__(
         self, windows: Sequence[TextWindow], rows: list[Row], tokenizer: Tokenizer, masking: Masking, seed: int
     ) -> None:
-        start, end = tokenizer.start, tokenizer.end
-        self.texts = Ragged([[*window.tokens, end] for window in windows])
-        self.roles = Ragged([[*window.roles, SPECIAL] for window in windows])
+        super().__init__(windows, rows, tokenizer, masking, seed, [])
         self.sentences = Ragged([[*flags, 1] for flags in find_sentences(windows, tokenizer)])
-        self.target = Ragged([[start, *window.tokens, end] for window in windows])
-        self.rows, self.origins = rows, [window.row for window in windows]
-        self.pad, self.masking, self.seed, self.epoch = tokenizer.pad, masking, seed, 0
-        self.mask = tokenizer.pad if tokenizer.mask is None else tokenizer.mask
+        self.target = Ragged([[tokenizer.start, *window.tokens, tokenizer.end] for window in windows])
         self.counts = self.target.lengths.numpy() - 1  # every word but the start is predicted
         self.lengths = np.stack([self.texts.lengths.numpy(), self.counts], axis=1)
         self.draw(0)
@@ -116,23 +111,6 @@ class DenoisingExamples(PairExamples):
             source = source[(row + key[stays]).sort(stable=True).indices]
         left = torch.zeros_like(lengths).index_add_(0, row, torch.ones_like(row))
         self.source, self.epoch = Ragged.from_flat(source, left), epoch
-
-    def to(self, device: torch.device) -> DenoisingExamples:
-        for part in (self.texts, self.roles, self.sentences, self.target, self.source):
-            part.to(device)
-        return self
-
-    def where(self, example: int) -> str:
-        return self.rows[self.origins[example]].where
-
-    def fingerprint(self) -> str:
-        return f"{self.texts.fingerprint()} {self.roles.fingerprint()}"
-
-    def state(self) -> dict[str, Tensor]:
-        return {"epoch": torch.tensor(self.epoch)}
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        self.draw(int(state["epoch"]))
 
 
 class DenoisingProcessor(HidingProcessor[Pairs], TextToTextProcessor[PretrainingRecipe]):
@@ -167,22 +145,20 @@ class DenoisingGeneration(TextGeneration[DenoisingProcessor]):
         return 2 * len(part) + 20  # a mask may stand for several words
 
 
-class DenoisingAnswerer(GeneratingAnswerer[DenoisingProcessor, str]):
+class DenoisingAnswerer(
+    HidingAnswerer[DenoisingProcessor, EncoderDecoder, SearchOptions], GeneratingAnswerer[DenoisingProcessor, str]
+):
+    """What is scored are the original texts, given the same noise at every call."""
+
     generation = DenoisingGeneration
 
-    def score(self, rows: Sequence[Row], predictions: Sequence[GeneratedText], options: SearchOptions) -> NoReturn:
-        raise ConfigError("a denoising model is scored by its loss, not by predictions; call evaluate")
-
-    def evaluate(self, rows: Sequence[Row], options: SearchOptions) -> Evaluation:
-        """Loss and perplexity of the original texts, given the same noise at every call; the first texts restored."""
-        examples, scores = measure_loss(self.processor, self.model, pair_loss, rows)
-        return Evaluation(scores, examples.rows, self.restore_texts(examples))
+    def measure_loss(self, batch: Pairs) -> Tensor:
+        return pair_loss(self.model, batch)
 
     @torch.no_grad()
-    def restore_texts(self, examples: Examples[Pairs]) -> list[GeneratedText]:
-        """What the model writes for the noisy sources of the first rows."""
+    def restore_texts(self, examples: Examples[Pairs], firsts: Sequence[int]) -> list[GeneratedText]:
+        """What the model writes for the noisy sources of these examples."""
         assert isinstance(examples, DenoisingExamples)
-        firsts = [examples.origins.index(row) for row in range(min(SAMPLES, len(examples.rows)))]
         request = self.begin(SearchOptions(beams=1))
         written = request.write([_source_tokens(examples, first) for first in firsts])
         return [GeneratedText(request.decode_text(part.hypotheses[0])) for part in written]
@@ -196,15 +172,7 @@ def _source_tokens(examples: DenoisingExamples, number: int) -> list[int]:
 
 
 class DenoisingObjective(TextToTextObjective[DenoisingProcessor, PretrainingRecipe]):
-    def refresh(self, model: EncoderDecoder, examples: Examples[Pairs], epoch: int) -> None:
-        assert isinstance(examples, DenoisingExamples)
-        examples.draw(epoch)
-
-    def evaluate(self, answerer: AnyAnswerer, rows: Sequence[Row]) -> Evaluation:
-        """A few texts are restored, and nothing is scored: the trainer computes the loss itself."""
-        assert isinstance(answerer, DenoisingAnswerer)
-        examples = self.processor.examples(rows[:SAMPLES], Report())
-        return Evaluation({}, examples.rows, answerer.restore_texts(examples))
+    """The plain loss of the original texts."""
 
 
 class DenoisingTracer(TextTracer[DenoisingAnswerer]):

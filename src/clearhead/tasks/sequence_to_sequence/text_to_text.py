@@ -97,14 +97,12 @@ def shift_targets(targets: Ragged, rows: Tensor, size: int, pad: int) -> tuple[T
 class PairExamples(Examples[Pairs]):
     """Sources and targets as tokens."""
 
+    on_device: ClassVar[tuple[str, ...]] = ("source", "target")
+
     def __init__(self, sources: list[list[int]], targets: list[list[int]], rows: list[Row], pad: int) -> None:
         self.source, self.target, self.rows, self.pad = Ragged(sources), Ragged(targets), rows, pad
         self.counts = self.target.lengths.numpy() - 1  # every word but the start is predicted
         self.lengths = np.stack([self.source.lengths.numpy(), self.counts], axis=1)
-
-    def to(self, device: torch.device) -> PairExamples:
-        self.source.to(device), self.target.to(device)
-        return self
 
     def collate(self, batch: Batch) -> Pairs:
         rows = torch.from_numpy(batch.examples).to(self.source.flat.device, non_blocking=True)
@@ -254,15 +252,14 @@ class TextToTextObjective(Objective[TextToTextT, RecipeT, EncoderDecoder, Pairs]
 
     def __init__(self, processor: TextToTextT, recipe: RecipeT) -> None:
         super().__init__(processor, recipe)
-        self.token_loss, self.pointer_loss = token_loss, pointer_loss
+        self.pointer_loss: Callable[..., Tensor] = pointer_loss
 
     def loss(self, model: EncoderDecoder, batch: Pairs) -> Float[Tensor, ""]:
         smoothing = self.label_smoothing if model.training else 0.0
-        both: tuple[Callable[..., Tensor], ...] = self.token_loss, self.pointer_loss
-        return pair_loss(model, batch, smoothing, *both)
+        return pair_loss(model, batch, smoothing, self.token_loss, self.pointer_loss)
 
     def compile_loss(self) -> None:
-        self.token_loss = torch.compile(token_loss, dynamic=True)
+        super().compile_loss()
         self.pointer_loss = torch.compile(pointer_loss, dynamic=True)
 
     @property

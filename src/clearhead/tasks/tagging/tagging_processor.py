@@ -121,7 +121,9 @@ class TaggedWords(NamedTuple):
 
 
 class TaggedExamples(Examples[TaggedWords]):
-    """Windows of sentences with the tags of their words; `origins` has the number of each window's row."""
+    """Windows of sentences with the tags of their words."""
+
+    on_device = ("tokens", "cases", "words", "tags")
 
     def __init__(
         self,
@@ -137,14 +139,6 @@ class TaggedExamples(Examples[TaggedWords]):
         self.tags, self.rows, self.origins, self.pad = Ragged(tags), rows, origins, pad
         self.lengths = self.tokens.lengths.numpy()[:, None]
         self.counts = np.array([len(words) for words in tags], dtype=np.int64)
-
-    def where(self, example: int) -> str:
-        return self.rows[self.origins[example]].where
-
-    def to(self, device: torch.device) -> TaggedExamples:
-        for part in (self.tokens, self.cases, self.words, self.tags):
-            part.to(device)
-        return self
 
     def collate(self, batch: Batch) -> TaggedWords:
         rows = torch.from_numpy(batch.examples).to(self.tokens.flat.device, non_blocking=True)

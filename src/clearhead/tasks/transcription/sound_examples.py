@@ -134,6 +134,8 @@ class SpokenTexts(NamedTuple):
 class SoundExamples(Examples[SpokenTexts]):
     """Recordings and their tokens; with several `speeds`, each recording of a batch gets one of them at random."""
 
+    on_device = ("sounds", "target")
+
     def __init__(
         self,
         sounds: Sequence[Tensor],
@@ -147,10 +149,6 @@ class SoundExamples(Examples[SpokenTexts]):
         self.log_mel, self.speeds = log_mel, tuple(speeds)
         self.counts = self.target.lengths.numpy() - 1  # every token but the start is predicted
         self.lengths = np.stack([self.sounds.frame_counts(log_mel), self.counts], axis=1)
-
-    def to(self, device: torch.device) -> SoundExamples:
-        self.sounds.to(device), self.target.to(device)
-        return self
 
     def collate(self, batch: Batch) -> SpokenTexts:
         rows = torch.from_numpy(batch.examples).to(self.target.flat.device, non_blocking=True)
