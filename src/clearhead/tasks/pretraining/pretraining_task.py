@@ -120,8 +120,8 @@ class DenoisingProcessor(HidingProcessor[Pairs], TextToTextProcessor[Pretraining
     stored: DenoisingSettings
 
     def __init__(self, tokenizer: Tokenizer, config: ModelConfig, stored: DenoisingSettings) -> None:
-        super().__init__(tokenizer, config, stored)
-        self.source = self.target = tokenizer
+        TextToTextProcessor.__init__(self, tokenizer, tokenizer, config, stored)
+        self.documents = stored.documents
 
     def configure(self, recipe: PretrainingRecipe) -> None:
         self.store(**recipe.decode.model_dump(include=set(Decode.model_fields)))
