@@ -25,7 +25,7 @@ import torch
 import clearhead
 import digit_strings
 import spoken_sentences
-from clearhead.tasks.transcription.error_rates import error_rates
+from clearhead.tasks.metrics import error_rates
 from clearhead.tasks.transcription.sound_examples import SoundInputs
 from clearhead.tasks.transcription.transcription_processor import TranscriptionProcessor
 from clearhead.text import Report, Row

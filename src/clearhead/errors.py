@@ -17,6 +17,9 @@ ClearheadError
 └── PackageError       a package that is needed and not installed
 """
 
+import importlib
+from typing import Any
+
 
 class ClearheadError(Exception):
     """Base class of all exceptions here; each subclass also inherits the matching built-in, such as ValueError."""
@@ -84,3 +87,18 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in phrases)
     )
+
+
+def import_extra(module: str, purpose: str, extra: str, *, package: str = "") -> Any:
+    """A module that only an extra of clearhead installs; without it a PackageError that says what needs it.
+
+    `package` is its name on PyPI, where that is another one.
+    """
+    name = module.split(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != name:
+            raise
+        missing = f"{purpose} needs the package {package or name}, which is not installed"
+        raise PackageError(f"{missing}; pip install 'clearhead[{extra}]'") from None

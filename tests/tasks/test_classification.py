@@ -18,9 +18,8 @@ from clearhead.errors import CheckpointError, ConfigError, DataError
 from clearhead.explore import Scene
 from clearhead.lens import Record
 from clearhead.predictor import Predictor
-from clearhead.tasks.classification.classification_task import TASK
+from clearhead.tasks.classification.classification_task import TASK, ClassifierObjective, hide_tokens
 from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, LabelPrediction
-from clearhead.tasks.classification.classifier_objective import ClassifierObjective, hide_tokens
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, LabelOptions
 from clearhead.tasks.metrics import label_scores
 from clearhead.tasks.processor import TextExamples

@@ -23,9 +23,8 @@ from clearhead.tasks.classification.calibration import (
     fit_temperature,
     undo_temperature,
 )
-from clearhead.tasks.classification.classification_task import TASK
+from clearhead.tasks.classification.classification_task import TASK, ClassifierObjective, hide_tokens
 from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, score_labels
-from clearhead.tasks.classification.classifier_objective import ClassifierObjective, hide_tokens
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, LabelColumn, LabelOptions
 from clearhead.tasks.metrics import count_confusions, count_labels
 from clearhead.tasks.text_windows import split_windows, text_windows

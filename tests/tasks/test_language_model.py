@@ -152,7 +152,7 @@ def test_one_long_document_needs_no_mask_of_documents():
     assert batch.documents.shape == (7, 0)
     assert math.isfinite(float(LanguageObjective(processor, recipe).loss(network, batch).detach()))
     assert not processor.stored.prompt_start, "few rows begin a document, so a prompt is not read as its beginning"
-    assert make_parts()[0].prompt_start
+    assert make_parts()[0].stored.prompt_start
 
 
 def test_examples_move_their_cuts_and_say_where_they_come_from():

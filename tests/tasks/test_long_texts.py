@@ -6,14 +6,13 @@ import pytest
 
 from clearhead.errors import DataError
 from clearhead.model import Encoder, ModelConfig
-from clearhead.tasks import TASKS, segmentation, text_windows
+from clearhead.tasks import TASKS, segmentation, summarisation, text_windows
 from clearhead.tasks.answerer import AnyAnswerer
 from clearhead.tasks.answers.answer_settings import AnswerOptions
 from clearhead.tasks.answers.index_actions import read_pairs
 from clearhead.tasks.classification.classifier_processor import LabelOptions
 from clearhead.tasks.pretraining import mask_filling
 from clearhead.tasks.segmentation import join_texts
-from clearhead.tasks.summarisation import summarisation_task
 from clearhead.text import Row, Tokenizer
 from clearhead.train.recipe import Recipe, check_recipe
 
@@ -133,7 +132,7 @@ def test_a_text_with_masks_is_refused_beyond_what_is_read_at_once():
 
 
 def test_a_text_to_summarise_is_refused_beyond_what_is_read_at_once(monkeypatch):
-    monkeypatch.setattr(summarisation_task, "LONGEST_TEXT", 40)
+    monkeypatch.setattr(summarisation, "LONGEST_TEXT", 40)
     model = {"width": 20, "heads": 5, "encoder_window": 8}
     for changes, fits in (({}, False), ({"model": model}, True)):
         answerer = make_answerer(recipe_of("summarisation", **changes), TEXTS, LABELS)

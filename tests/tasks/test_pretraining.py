@@ -267,8 +267,8 @@ def test_a_damaged_folder_is_refused(model, tmp_path):
     kind = type(processor)
     assert isinstance(kind.load(tmp_path, processor.config, processor.settings).build(), Encoder)
     for wrong, message in (
-        ({"longest": None}, "longest is None"),
-        ({"masking": {"share": 3.0}}, "masking: share"),
+        ({"longest": None}, "longest: should be a valid integer"),
+        ({"masking": {"share": 3.0}}, r"masking\.share"),
     ):
         with pytest.raises((CheckpointError, ConfigError), match=message):
             kind.load(tmp_path, processor.config, {**processor.settings, **wrong})

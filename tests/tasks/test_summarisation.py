@@ -12,9 +12,9 @@ from clearhead import model_folder
 from clearhead.errors import ConfigError, DataError
 from clearhead.model import PointerGenerator
 from clearhead.predictor import Predictor
+from clearhead.tasks.metrics import rouge_scores
 from clearhead.tasks.sequence_to_sequence.search import PartNumber
-from clearhead.tasks.summarisation.rouge import rouge_scores
-from clearhead.tasks.summarisation.summarisation_task import TASK, SummaryProcessor
+from clearhead.tasks.summarisation import TASK, SummaryProcessor
 from clearhead.text import Report, Row
 from clearhead.train import run_training
 from clearhead.train.recipe import Recipe, check_recipe

@@ -29,11 +29,12 @@ from clearhead.tasks.tagging.tagging_answerer import (
     count_tags,
     format_counts,
 )
-from clearhead.tasks.tagging.tagging_objective import TaggingObjective, draw_hidden
 from clearhead.tasks.tagging.tagging_processor import TaggedWords, TaggingProcessor
 from clearhead.tasks.tagging.tagging_task import (
     TASK,
+    TaggingObjective,
     count_word_confusions,
+    draw_hidden,
     report_entities,
     score_frequent_tags,
     tag_by_frequency,

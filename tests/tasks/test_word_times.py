@@ -5,7 +5,7 @@ import torch
 
 from clearhead.audio import SoundPiece
 from clearhead.errors import DataError
-from clearhead.tasks.transcription.error_rates import error_rates, normalise_text
+from clearhead.tasks.metrics import error_rates, normalise_text
 from clearhead.tasks.transcription.word_times import (
     FrameTimes,
     SpokenPart,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import wave
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.audio.resampling import resample_blocks
-from clearhead.errors import DataError, PackageError
+from clearhead.errors import DataError, PackageError, import_extra
 
 FORMATS = ("WAV", "WAVEX", "RF64", "W64", "FLAC")
 RATES = range(1000, 768_001)
@@ -132,10 +131,6 @@ def _plain(error: Exception) -> str:
 
 def _import_soundfile() -> Any:
     try:
-        return importlib.import_module("soundfile")
-    except ImportError as error:
-        raise PackageError(
-            "reading sound needs the package soundfile, which is not installed; pip install 'clearhead[audio]'"
-        ) from error
+        return import_extra("soundfile", "reading sound", "audio")
     except OSError as error:  # the package is there, and its shared library is not
         raise PackageError(f"soundfile cannot load libsndfile: {error}") from error

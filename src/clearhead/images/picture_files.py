@@ -10,14 +10,14 @@ import struct
 import warnings
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.errors import DataError, PackageError
+from clearhead.errors import DataError, import_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -63,7 +63,7 @@ def read_picture(
     >>> picture.shape, picture[:, 0, 0]
     (torch.Size([3, 2, 3]), tensor([1.0000, 0.0000, 0.2000]))
     """
-    path, pillow = Path(path), _import_pillow()
+    path, pillow = Path(path), import_extra("PIL.Image", "reading pictures", "images", package="Pillow")
     try:
         # Pillow warns of damaged EXIF and the like; whatever matters is an error here.
         with warnings.catch_warnings(), path.open("rb") as file:
@@ -78,16 +78,6 @@ def read_picture(
     except DAMAGED as error:
         reason = getattr(error, "strerror", None) or "it is damaged or incomplete, or of another kind"
         raise DataError(f"{path} is no readable {NAMES} file: {reason}") from None
-
-
-def _import_pillow() -> Any:
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        if error.name != "PIL":
-            raise
-        raise PackageError("reading pictures needs the package Pillow; pip install 'clearhead[images]'") from None
-    return Image
 
 
 def convert_image(

@@ -17,7 +17,7 @@ MODULES = {
     "tagging": "tagging.tagging_task",
     "answers": "answers.answers_task",
     "language-model": "language_model.language_task",
-    "summarisation": "summarisation.summarisation_task",
+    "summarisation": "summarisation",
     "captioning": "captioning.captioning_task",
     "pretraining": "pretraining.pretraining_task",
     "transcription": "transcription.transcription_task",

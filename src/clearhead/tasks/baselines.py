@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.errors import DataError, PackageError
+from clearhead.errors import DataError, import_extra
 
 WORDS, CHARACTERS = (1, 2), (1, 3)  # lengths of the n-grams
 SAMPLE_TEXTS = 2000  # from which the script is judged
@@ -90,15 +90,10 @@ def _is_chinese(letter: str) -> bool:
 
 
 def _import_sklearn() -> tuple[Any, Any, Any, Any]:
-    try:
-        from sklearn.feature_extraction.text import TfidfVectorizer
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.multiclass import OneVsRestClassifier
-        from sklearn.pipeline import make_pipeline
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "sklearn":
-            raise
-        raise PackageError(
-            "a baseline needs the package scikit-learn, which is not installed; pip install 'clearhead[baselines]'"
-        ) from None
+    import_extra("sklearn", "a baseline", "baselines", package="scikit-learn")
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.multiclass import OneVsRestClassifier
+    from sklearn.pipeline import make_pipeline
+
     return make_pipeline, TfidfVectorizer, LogisticRegression, OneVsRestClassifier

@@ -1,18 +1,24 @@
-"""Metrics: scores of predictions against references, tables of labels and confusion matrices."""
+"""Metrics: BLEU, chrF, ROUGE, word and character error rates, tables of labels and confusion matrices."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from importlib.metadata import version
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.errors import DataError
+from clearhead.errors import DataError, import_extra
 from clearhead.formatting import escape_control
+from clearhead.tasks.segmentation import are_chinese
+
+ROUGE_KINDS = ("rouge1", "rouge2", "rougeL")
+PUNCTUATION = re.compile(r"(?!')[^\w\s]|_")  # apostrophes belong to words
 
 
 def translation_scores(
@@ -129,17 +135,85 @@ def count_confusions(
     return list(labels), np.array([[pairs[row, column] for column in labels] for row in labels], dtype=np.int64)
 
 
-def label_scores(labels: Sequence[str], answers: Sequence[str]) -> dict[str, float | str]:
-    """Accuracy, and the unweighted mean of the F1 of all labels that occur, right or answered; from 0 to 1.
+class CharacterTokenizer:
+    """Every character but white space is a token: rouge-score's own tokenizer keeps Latin letters and digits only."""
 
-    >>> label_scores(["a", "a", "b", "c"], ["a", "b", "b", "b"])
-    {'accuracy': 0.5, 'macro_f1': 0.3889}
+    def tokenize(self, text: str) -> list[str]:
+        return [character for character in text.lower() if not character.isspace()]
+
+
+def rouge_scores(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float | str]:
+    """The mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L over all outputs, 0 to 100, with a signature that says how.
+
+    Each output has one or more references, of which the one with the largest F1 counts, for each kind of ROUGE.
+    Words are compared by their stems (Porter's), as `RougeScorer(kinds, use_stemmer=True)` does. Where the
+    references are Chinese, characters are compared.
+
+    >>> scores = rouge_scores(["the cat sat on the mat"], [["the cats sat", "a dog"]])
+    >>> scores["rouge1"], scores["rouge2"], scores["rouge_signature"]
+    (66.67, 57.14, 'rouge-score 0.1.2|stemmed words|best of 2 references')
+    >>> rouge_scores(["我爱北京"], [["我爱上海"]])["rouge1"]
+    50.0
     """
-    if not labels:
+    if not outputs:
         raise DataError("there are no rows to score")
-    pairs = Counter(zip(labels, answers, strict=True))
-    wanted, predicted = Counter(labels), Counter(answers)
-    # F1 = 2·hits / (wanted + predicted), which needs no precision or recall of labels that never come
-    f1 = [2 * pairs[label, label] / (wanted[label] + predicted[label]) for label in wanted | predicted]
-    right = sum(pairs[label, label] for label in wanted)
-    return {"accuracy": round(right / len(labels), 4), "macro_f1": round(sum(f1) / len(f1), 4)}
+    rouge_scorer = import_extra("rouge_score.rouge_scorer", "ROUGE", "train", package="rouge-score")
+    chinese = are_chinese([text for texts in references for text in texts])
+    scorer = rouge_scorer.RougeScorer(
+        list(ROUGE_KINDS), use_stemmer=True, tokenizer=CharacterTokenizer() if chinese else None
+    )
+    totals = dict.fromkeys(ROUGE_KINDS, 0.0)
+    for output, texts in zip(outputs, references, strict=True):
+        scores = scorer.score_multi(list(texts), output)
+        for kind in ROUGE_KINDS:
+            totals[kind] += scores[kind].fmeasure
+    counts = sorted({len(texts) for texts in references})
+    many = f"best of {'–'.join(map(str, sorted({counts[0], counts[-1]})))} references"
+    signature = f"rouge-score {version('rouge-score')}|{'characters' if chinese else 'stemmed words'}"
+    return {
+        **{kind: round(100 * total / len(outputs), 2) for kind, total in totals.items()},
+        "rouge_signature": signature if counts[-1] == 1 else f"{signature}|{many}",
+    }
+
+
+def normalise_text(text: str) -> str:
+    """A text as it is compared: lower case, without punctuation, one space between words.
+
+    >>> normalise_text("Don't  go, Tom!")
+    "don't go tom"
+    """
+    return " ".join(PUNCTUATION.sub(" ", text.lower()).split())
+
+
+def error_rates(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float | str]:
+    """WER and CER of all texts together, in percent; smaller is better, and above 100 is possible.
+
+    >>> error_rates(["one too three"], ["One two three."])["wer"]
+    33.33
+    """
+    if not references:
+        raise DataError("there are no rows to score")
+    jiwer = import_jiwer()
+    pairs = [(normalise_text(text), normalise_text(wanted)) for text, wanted in zip(outputs, references, strict=True)]
+    # jiwer refuses references without words, such as "…"; what is said for them counts as inserted words.
+    extra = [text for text, reference in pairs if not reference]
+    texts = [text for text, reference in pairs if reference]
+    wanted = [reference for _, reference in pairs if reference]
+    if not wanted:
+        raise DataError("no reference has a word in it, so there is nothing to score")
+    words, letters = jiwer.process_words(wanted, texts), jiwer.process_characters(wanted, texts)
+    return {
+        "wer": _error_rate(words, sum(len(text.split()) for text in extra)),
+        "cer": _error_rate(letters, sum(len(text) for text in extra)),
+        "wer_signature": f"jiwer {version('jiwer')}, lower case, no punctuation",
+    }
+
+
+def _error_rate(counts: Any, inserted: int) -> float:
+    edits = counts.substitutions + counts.deletions + counts.insertions + inserted
+    return round(100.0 * float(edits) / float(counts.hits + counts.substitutions + counts.deletions), 2)
+
+
+def import_jiwer() -> Any:
+    """The package that counts word errors."""
+    return import_extra("jiwer", "word error rates", "audio")

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import NamedTuple
 
-from clearhead.errors import ConfigError, PackageError
+from clearhead.errors import ConfigError, import_extra
 
 SCRIPTS = {"simplified": "t2s"}  # OpenCC's name for the conversion
 # Radicals, compatibility ideographs and enclosed words: OpenCC does not know ⾺, whose NFKC is 馬, which becomes 马.
@@ -53,12 +53,7 @@ def load_converter(script: str, *, variants: bool = False) -> Converter:
         raise ConfigError(
             f"unknown script {script!r}; choose {' or '.join(map(repr, SCRIPTS))}, or None to keep text as it is"
         )
-    try:
-        import opencc
-    except ImportError:
-        raise PackageError(
-            f"script={script!r} needs the package opencc, which is not installed; pip install 'clearhead[train]'"
-        ) from None
+    opencc = import_extra("opencc", f"script={script!r}", "train")
     convert: Callable[[str], str] = opencc.OpenCC(SCRIPTS[script]).convert
 
     def convert_text(text: str) -> str:

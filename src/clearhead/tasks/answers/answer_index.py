@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from clearhead.errors import CheckpointError, ConfigError, PackageError
+from clearhead.errors import CheckpointError, ConfigError, import_extra
 from clearhead.storage import (
     CHECKSUMS,
     check_format,
@@ -225,13 +225,8 @@ def _remove_unused(folder: Path) -> None:
 def _search_one_by_one(
     vectors: Vectors, questions: Vectors, count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    try:
-        from usearch.index import search
-    except ImportError:
-        raise PackageError(
-            "searching answers needs the package usearch, which is not installed; pip install 'clearhead[train]'"
-        ) from None
-    nearest = search(vectors, questions, count, "ip", exact=True, threads=torch.get_num_threads())
+    usearch = import_extra("usearch.index", "searching answers", "train")
+    nearest = usearch.search(vectors, questions, count, "ip", exact=True, threads=torch.get_num_threads())
     shape, keys = (len(questions), count), nearest.keys
     return 1.0 - np.reshape(nearest.distances, shape).astype(np.float64), np.reshape(keys, shape).astype(np.int64)
 

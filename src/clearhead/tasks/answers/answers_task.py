@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.errors import PackageError
+from clearhead.errors import import_extra
 from clearhead.tasks.answerer import Baseline
 from clearhead.tasks.answers.answer_objective import AnswerObjective
 from clearhead.tasks.answers.answer_processor import AnswerProcessor, clean_pair
@@ -59,12 +59,7 @@ def score_simple(processor: AnswerProcessor, train: Sequence[Row], rows: Sequenc
 
 def score_bm25(train: Pairs, questions: Pairs) -> Baseline:
     """BM25 (Lucene's variant): the answers whose own text, or known question, shares the most words with a question."""
-    try:
-        import bm25s
-    except ImportError:
-        raise PackageError(
-            "this baseline needs the package bm25s, which is not installed; pip install 'clearhead[baselines]'"
-        ) from None
+    bm25s = import_extra("bm25s", "this baseline", "baselines")
     documents = [(question, answer) for question, answer in train if answer]
     answers = dict.fromkeys(answer for _, answer in (*documents, *questions) if answer)
     documents += [(answer, answer) for answer in answers]

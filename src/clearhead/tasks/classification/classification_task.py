@@ -1,29 +1,139 @@
-"""The declaration of the task classification, with its tables and its baseline."""
+"""The task classification: its loss, the calibration of its probabilities, its tables, baseline and declaration."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Shaped
 from numpy.typing import NDArray
+from torch import Tensor
 
+from clearhead.attention import Mask
 from clearhead.errors import ConfigError
+from clearhead.formatting import suggest_name
+from clearhead.model import Classifier
 from clearhead.tasks.answerer import Baseline
 from clearhead.tasks.baselines import TfidfBaseline
+from clearhead.tasks.classification.calibration import choose_thresholds, fit_temperature
 from clearhead.tasks.classification.classifier_answerer import (
     ClassifierAnswerer,
     ClassifierTracer,
     LabelPrediction,
     score_answers,
+    score_labels,
 )
-from clearhead.tasks.classification.classifier_objective import ClassifierObjective
-from clearhead.tasks.classification.classifier_processor import ClassificationRecipe, ClassifierProcessor
+from clearhead.tasks.classification.classifier_processor import ClassificationRecipe, ClassifierProcessor, LabelOptions
+from clearhead.tasks.losses import UNCOUNTED, masked_token_loss
 from clearhead.tasks.metrics import count_confusions, count_labels, format_label_table
+from clearhead.tasks.objective import Objective
+from clearhead.tasks.processor import LabelledTexts
 from clearhead.tasks.task import Task
 
 if TYPE_CHECKING:
     from clearhead.text import Row
+
+
+class ClassifierObjective(Objective[ClassifierProcessor, ClassificationRecipe, Classifier, LabelledTexts]):
+    def __init__(self, processor: ClassifierProcessor, recipe: ClassificationRecipe) -> None:
+        super().__init__(processor, recipe)
+        self.settings, self.multi_label = recipe.loss, processor.column.multi_label
+        self.weights: Tensor | None = None  # of the labels in the loss
+        if recipe.loss.class_weights is not None:
+            wanted = recipe.loss.class_weights
+            weights = weigh_labels(
+                processor.labels, processor.stored.label_counts, wanted, multi_label=self.multi_label
+            )
+            self.weights = torch.tensor(weights)
+
+    def loss(self, model: Classifier, batch: LabelledTexts) -> Float[Tensor, ""]:
+        if not model.training:
+            scores = score_labels(self.processor, model, batch.tokens, batch.lengths)
+            return label_loss(scores, batch.labels, multi_label=self.multi_label)
+        settings, tokenizer, tokens = self.settings, self.processor.tokenizer, batch.tokens
+        if settings.token_dropout:
+            mask = tokenizer.pad if tokenizer.mask is None else tokenizer.mask
+            tokens = hide_tokens(tokens, settings.token_dropout, mask, (tokenizer.start, tokenizer.end))
+        segments = self.processor.mark_segments(tokens)
+        hidden: Tensor = model(tokens, segments=segments, mask=Mask.padding(batch.lengths, queries=True))
+        scores = model.label_scores(hidden, batch.lengths, tokens)
+        weights = None if self.weights is None else self.weights.to(scores)
+        smoothing = settings.label_smoothing
+        loss = label_loss(scores, batch.labels, multi_label=self.multi_label, smoothing=smoothing, weights=weights)
+        if settings.masked:
+            places = tokens != batch.tokens
+            guesses = masked_token_loss(model.vocabulary, model.dropout(hidden), batch.tokens, places)
+            loss = loss + settings.masked * len(tokens) * guesses
+        return loss
+
+    @torch.no_grad()
+    def calibrate(self, model: Classifier, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
+        """Fits the temperature on dev, by which the model's scores are divided, and thresholds of several labels."""
+        processor = self.processor
+        rows = [row for row in dev if not any(processor.check_row(row))]
+        if not rows:
+            return None
+        inputs = [processor.inputs.of_row(row) for row in rows]
+        logits, _ = ClassifierAnswerer(processor, model).compute_logits(inputs, LabelOptions().batch)
+        right = np.array([processor.label_numbers(row) for row in rows], dtype=np.int64)
+        temperature = fit_temperature(logits.double().numpy(), right)
+        processor.store(temperature=temperature)
+        model.divide_scores(temperature)
+        if self.multi_label:
+            shares = (logits.double() / temperature).sigmoid().numpy()
+            processor.store(thresholds=choose_thresholds(shares, right))
+        return None
+
+
+def hide_tokens(
+    tokens: Int[Tensor, "texts tokens"], share: float, hidden: int, exempt: Sequence[int]
+) -> Int[Tensor, "texts tokens"]:
+    """A random share of the tokens becomes `hidden`, except those that are `exempt`, such as start and end."""
+    drawn = torch.rand(tokens.shape, device=tokens.device) < share
+    for token in exempt:
+        drawn &= tokens != token
+    return tokens.masked_fill(drawn, hidden)
+
+
+def weigh_labels(
+    labels: Sequence[str], counts: Sequence[int], wanted: str | Mapping[str, float], *, multi_label: bool
+) -> list[float]:
+    """A weight for each label: as `wanted` (1 for the others), or, for "balanced", inversely to how often it occurs.
+
+    `counts` are the training rows with each label, and last of all rows.
+
+    >>> weigh_labels(["a", "b"], [3, 1, 4], "balanced", multi_label=False)
+    [0.6666666666666666, 2.0]
+    """
+    if isinstance(wanted, Mapping):
+        if unknown := [label for label in wanted if label not in labels]:
+            hint = suggest_name(unknown[0], labels)
+            raise ConfigError(f"loss.class_weights: no label is called {unknown[0]!r}; {hint}")
+        return [float(wanted.get(label, 1.0)) for label in labels]
+    *each, total = counts
+    if multi_label:  # of its presence, against its absence
+        return [(total - count) / count for count in each]
+    return [sum(each) / (len(each) * count) for count in each]
+
+
+def label_loss(
+    scores: Float[Tensor, "texts labels"],
+    labels: Shaped[Tensor, "texts ..."],
+    *,
+    multi_label: bool,
+    smoothing: float = 0.0,
+    weights: Float[Tensor, " labels"] | None = None,
+) -> Float[Tensor, ""]:
+    """The summed cross entropy; `labels` are indices (UNCOUNTED: no loss), or a multi-hot matrix (texts, labels)."""
+    if not multi_label:
+        return F.cross_entropy(
+            scores, labels, weights, ignore_index=UNCOUNTED, reduction="sum", label_smoothing=smoothing
+        )
+    aims = labels.to(scores) * (1 - smoothing) + smoothing / 2
+    return F.binary_cross_entropy_with_logits(scores, aims, pos_weight=weights, reduction="sum")
 
 
 def report_labels(processor: ClassifierProcessor, rows: Sequence[Row], predictions: Sequence[LabelPrediction]) -> str:

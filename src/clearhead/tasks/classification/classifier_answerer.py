@@ -17,7 +17,7 @@ from clearhead.tasks.answerer import Answerer, Prediction, Scores
 from clearhead.tasks.classification.calibration import expected_calibration_error, undo_temperature
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, Input, LabelOptions, list_texts
 from clearhead.tasks.losses import check_finite
-from clearhead.tasks.metrics import count_labels, label_scores
+from clearhead.tasks.metrics import count_labels
 from clearhead.tasks.text_windows import (
     EncodedInput,
     cut_text,
@@ -189,15 +189,15 @@ def score_answers(wanted: Sequence[Sequence[str]], answers: Sequence[Sequence[st
 
     >>> score_answers([["a", "b"], []], [["a"], []], multi_label=True)
     {'accuracy': 0.5, 'macro_f1': 0.5, 'micro_f1': 0.6667}
+    >>> score_answers([["a"], ["a"], ["b"], ["c"]], [["a"], ["b"], ["b"], ["b"]], multi_label=False)
+    {'accuracy': 0.5, 'macro_f1': 0.3889}
     """
-    if not multi_label:
-        return label_scores([labels[0] for labels in wanted], [labels[0] for labels in answers])
     if not wanted:
         raise DataError("there are no rows to score")
     equal = [set(labels) == set(answer) for labels, answer in zip(wanted, answers, strict=True)]
     table = count_labels(wanted, answers).table(sorted({label for row in (*wanted, *answers) for label in row}))
-    return {
+    scores: Scores = {
         "accuracy": round(sum(equal) / len(equal), 4),
         "macro_f1": round(table["macro avg"].f1, 4),
-        "micro_f1": round(table["micro avg"].f1, 4),
     }
+    return {**scores, "micro_f1": round(table["micro avg"].f1, 4)} if multi_label else scores

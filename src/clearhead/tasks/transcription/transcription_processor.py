@@ -15,12 +15,12 @@ from clearhead.audio.sound_augmentation import check_speeds
 from clearhead.errors import ConfigError, DataError
 from clearhead.model import ModelConfig, SpeechModel
 from clearhead.model.speech_model import count_positions
+from clearhead.tasks.metrics import import_jiwer
 from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import Columns, Files, RowCheck
 from clearhead.tasks.sequence_to_sequence.generation import GeneratingProcessor
 from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, option
-from clearhead.tasks.transcription.error_rates import import_jiwer
 from clearhead.tasks.transcription.sound_examples import SoundExamples, SoundInputs, SpokenTexts
 from clearhead.tasks.transcription.word_times import FrameTimes, SpokenPart, TimedWord, time_words
 from clearhead.text import Report, Row, Tokenizer

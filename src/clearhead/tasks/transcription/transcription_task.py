@@ -21,6 +21,7 @@ from clearhead.model.speech_model import count_positions
 from clearhead.tasks.answerer import Scores
 from clearhead.tasks.losses import UNCOUNTED, token_loss
 from clearhead.tasks.media import SoundInput
+from clearhead.tasks.metrics import error_rates
 from clearhead.tasks.objective import Objective
 from clearhead.tasks.segmentation import has_loop
 from clearhead.tasks.sequence_to_sequence.generation import (
@@ -33,7 +34,6 @@ from clearhead.tasks.sequence_to_sequence.generation import (
 from clearhead.tasks.sequence_to_sequence.search import PartNumber, Search, SearchOptions
 from clearhead.tasks.task import Task
 from clearhead.tasks.trace import Trace
-from clearhead.tasks.transcription.error_rates import error_rates
 from clearhead.tasks.transcription.sound_examples import SpokenTexts
 from clearhead.tasks.transcription.transcription_processor import (
     LONGEST_PIECE_SECONDS,

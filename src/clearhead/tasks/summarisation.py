@@ -8,6 +8,7 @@ from pydantic import Field
 
 from clearhead.errors import DataError
 from clearhead.tasks.answerer import Baseline, Scores
+from clearhead.tasks.metrics import rouge_scores
 from clearhead.tasks.processor import Columns, Files
 from clearhead.tasks.segmentation import SEAMS, join_texts
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, GeneratingAnswerer
@@ -21,7 +22,6 @@ from clearhead.tasks.sequence_to_sequence.text_to_text import (
     TextGeneration,
     TextTracer,
 )
-from clearhead.tasks.summarisation.rouge import rouge_scores
 from clearhead.tasks.task import Task
 from clearhead.tasks.trace import Trace
 from clearhead.text import Row, read

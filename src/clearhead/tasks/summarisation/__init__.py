@@ -1,1 +1,0 @@
-"""Summarisation: a text to a shorter text that says what matters in it."""
