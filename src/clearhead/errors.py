@@ -96,6 +96,7 @@ def import_extra(module: str, purpose: str, extra: str, *, package: str = "") ->
     """
     name = module.split(".")[0]
     try:
+        importlib.import_module(name)
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != name:

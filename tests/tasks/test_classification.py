@@ -19,10 +19,10 @@ from clearhead.explore import Scene
 from clearhead.lens import Record
 from clearhead.predictor import Predictor
 from clearhead.tasks.classification.classification_task import TASK, ClassifierObjective, hide_tokens
-from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, LabelPrediction
-from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, LabelOptions
-from clearhead.tasks.metrics import label_scores
+from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, LabelPrediction, score_answers
+from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
 from clearhead.tasks.processor import TextExamples
+from clearhead.tasks.settings import RankedOptions
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import run_training
@@ -165,9 +165,9 @@ def test_batched_equals_single(classifier):
     model.load_state_dict(classifier.model.state_dict())
     answerer = ClassifierAnswerer(classifier.processor, model)
     inputs = [*(text for text, _ in labelled(17, seed=4)), "", "cat " * 50, "未知 😀"]
-    together = answerer.predict(inputs, LabelOptions())
+    together = answerer.predict(inputs, RankedOptions())
     for batch in (1, 7):
-        for one, other in zip(answerer.predict(inputs, LabelOptions(batch=batch)), together, strict=True):
+        for one, other in zip(answerer.predict(inputs, RankedOptions(batch=batch)), together, strict=True):
             assert one.label == other.label
             assert one.scores == pytest.approx(other.scores, abs=1e-12)
 
@@ -278,7 +278,7 @@ def test_predictions_go_on_while_other_threads_look(classifier, looking):
 
 def test_no_rows_cannot_be_scored(classifier):
     with pytest.raises(DataError, match="there are no rows to score"):
-        label_scores([], [])
+        score_answers([], [], multi_label=False)
     with pytest.raises(DataError, match="no row is left to score: kept 0 of 1; dropped 1 without a label"):
         classifier.evaluate([("a dog", "")])
 
@@ -371,7 +371,7 @@ def test_the_loss_is_the_cross_entropy_by_hand_and_smoothed_in_training_alone():
     plain = smoothed = 0.0
     model.eval()
     for text, label in pairs[:5]:
-        (answer,) = ClassifierAnswerer(processor, model).predict([text], LabelOptions())
+        (answer,) = ClassifierAnswerer(processor, model).predict([text], RankedOptions())
         logs = {name: math.log(share) for name, share in answer.scores.items()}
         plain -= logs[label]
         smoothed -= 0.7 * logs[label] + 0.3 * sum(logs.values()) / 3

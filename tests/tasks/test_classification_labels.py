@@ -25,8 +25,9 @@ from clearhead.tasks.classification.calibration import (
 )
 from clearhead.tasks.classification.classification_task import TASK, ClassifierObjective, hide_tokens
 from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, score_labels
-from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, LabelColumn, LabelOptions
+from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, LabelColumn
 from clearhead.tasks.metrics import count_confusions, count_labels
+from clearhead.tasks.settings import RankedOptions
 from clearhead.tasks.text_windows import split_windows, text_windows
 from clearhead.text import Report
 from clearhead.text.batches import Batch
@@ -274,17 +275,17 @@ def test_calibration_divides_the_scores_of_the_model_and_undoes_itself_in_the_re
     with torch.no_grad():
         model.eval().ngrams.rows.weight.normal_()
     model.divide_scores(0.5)  # too sure
-    before = answerer.predict([row.values[0] for row in rows], LabelOptions())
+    before = answerer.predict([row.values[0] for row in rows], RankedOptions())
     objective.calibrate(model, [], rows)
-    after = answerer.predict([row.values[0] for row in rows], LabelOptions())
+    after = answerer.predict([row.values[0] for row in rows], RankedOptions())
     assert [one.label for one in before] == [one.label for one in after]
     assert processor.stored.temperature > 1
-    scores = answerer.score(rows, after, LabelOptions())
+    scores = answerer.score(rows, after, RankedOptions())
     shares, temperature = np.array([list(one.scores.values()) for one in before]), processor.stored.temperature
     wanted = shares ** (1 / temperature) / (shares ** (1 / temperature)).sum(1, keepdims=True)
     assert np.allclose([list(one.scores.values()) for one in after], wanted)
     processor.store(temperature=1.0)
-    assert answerer.score(rows, before, LabelOptions())["calibration_error"] == scores["calibration_error_before"]
+    assert answerer.score(rows, before, RankedOptions())["calibration_error"] == scores["calibration_error_before"]
 
 
 @settings(max_examples=15, deadline=None)
@@ -373,7 +374,7 @@ def test_a_text_longer_than_learned_positions_is_the_mean_over_windows(tmp_path)
     processor = ClassifierProcessor.prepare(rows, recipe)
     answerer, tokenizer = ClassifierAnswerer(processor, processor.build().eval()), processor.tokenizer
     model, text = answerer.model, rows[-1].values[0]
-    [answer] = answerer.predict([text], LabelOptions())
+    [answer] = answerer.predict([text], RankedOptions())
     windows = text_windows([tokenizer.encode(text)], 12, tokenizer.start, tokenizer.end)
     assert len(windows) > 1
     said = f"longer than the 12 tokens that the model reads at once: the mean over {len(windows)} windows"
@@ -384,7 +385,7 @@ def test_a_text_longer_than_learned_positions_is_the_mean_over_windows(tmp_path)
         scores = [score_labels(processor, model, *one) for one in zip(tokens, lengths, strict=True)]
     wanted = torch.cat(scores).mean(0).softmax(-1)
     assert [answer.scores[label] for label in processor.labels] == pytest.approx(wanted.tolist(), abs=1e-6)
-    traces = TASK.tracer(TASK.name, answerer).traces(text, answer=None, options=LabelOptions())
+    traces = TASK.tracer(TASK.name, answerer).traces(text, answer=None, options=RankedOptions())
     assert len(traces) == len(windows)
     dev = Report()
     examples = processor.examples(rows, dev)
@@ -397,7 +398,7 @@ def test_a_text_longer_than_learned_positions_is_the_mean_over_windows(tmp_path)
 def test_ten_thousand_characters_are_classified(tmp_path):
     processor = ClassifierProcessor.prepare(rows_of(labelled(30, seed=1)), recipe_of())
     answerer = ClassifierAnswerer(processor, processor.build().eval())
-    [answer] = answerer.predict(["cat dog " * 1250], LabelOptions())
+    [answer] = answerer.predict(["cat dog " * 1250], RankedOptions())
     assert answer.notes == []
     assert sum(answer.scores.values()) == pytest.approx(1, abs=1e-5)
 

@@ -148,7 +148,7 @@ def test_the_loss_is_that_of_the_masked_places_alone(tokenizer):
 def test_the_share_of_masked_tokens_and_of_their_kinds_is_as_set(tokenizer):
     texts = [" ".join(["wide new low slow river is one"] * 6)] * 300
     made = examples(MaskedExamples, tokenizer, texts, share=0.2, random=0.1, kept=0.1)
-    tokens, inputs, chosen = (part.flat[:-1] for part in (made.texts, made.inputs, made.chosen))
+    tokens, inputs, chosen = (part.flat[:-1] for part in (made.texts, made.inputs, made.is_masked))
     ordinary = len(tokens) - 2 * len(texts)
     assert 0.185 < float(chosen.sum()) / ordinary <= 0.2 + 1e-9
     masked = chosen.bool()
@@ -183,7 +183,7 @@ def test_every_epoch_and_seed_draws_anew_and_the_same_again(tokenizer, kind):
 def test_a_tokenizer_without_a_mask_masks_with_padding():
     plain = Tokenizer.train(TEXTS, vocabulary=300)
     made = examples(MaskedExamples, plain, TEXTS, share=0.3, random=0.0, kept=0.0)
-    assert (made.inputs.flat[:-1] == plain.pad).sum() == made.chosen.flat[:-1].sum()
+    assert (made.inputs.flat[:-1] == plain.pad).sum() == made.is_masked.flat[:-1].sum()
 
 
 # denoising

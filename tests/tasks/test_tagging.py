@@ -17,6 +17,7 @@ from clearhead.explore.live_model import LiveModel
 from clearhead.lens import Record
 from clearhead.model import Labels, ModelConfig
 from clearhead.predictor import Predictor
+from clearhead.tasks.metrics import count_labels
 from clearhead.tasks.settings import Options
 from clearhead.tasks.tagging.linear_chain import ScoredSpan
 from clearhead.tasks.tagging.schemes import Span
@@ -26,7 +27,6 @@ from clearhead.tasks.tagging.tagging_answerer import (
     TaggingAnswerer,
     count_entities,
     count_tables,
-    count_tags,
     format_counts,
 )
 from clearhead.tasks.tagging.tagging_processor import TaggedWords, TaggingProcessor
@@ -324,13 +324,13 @@ def test_the_tables_are_those_of_seqeval_and_scikit_learn(tmp_path):
 
 
 def test_no_label_breaks_the_table():
-    table = format_counts(count_tags([["B-\x1b[2J\n"]], [["O"]]), ["B-\x1b[2J\n", "O"])
+    table = format_counts(count_labels([["B-\x1b[2J\n"]], [["O"]]), ["B-\x1b[2J\n", "O"])
     names = [line.split()[0] for line in table.splitlines()[2:4]]
     assert names == ["B-\\x1b[2J\\n", "O"]
 
 
 def test_the_table_is_laid_out_as_in_the_literature():
-    counts = count_tags([["B-LOC", "I-LOC", "O", "O"]], [["B-LOC", "O", "O", "O"]])
+    counts = count_labels([["B-LOC"], ["I-LOC"], ["O"], ["O"]], [["B-LOC"], ["O"], ["O"], ["O"]])
     assert format_counts(counts, ["B-LOC", "I-LOC", "O"]) == "\n".join(
         [
             "              precision    recall  f1-score   support",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch.nn.functional as F
 from jaxtyping import Float
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from clearhead.images.picture_files import WHITE, read_picture
@@ -15,15 +15,8 @@ from clearhead.images.picture_files import WHITE, read_picture
 LARGEST_SIDE = 8192  # pixels
 
 
-def _to_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
-Background = Annotated[tuple[Share, Share, Share], BeforeValidator(_to_tuple)]  # red, green, blue
-Mean = Annotated[tuple[float, float, float], BeforeValidator(_to_tuple)]
-Deviation = Annotated[tuple[Positive, Positive, Positive], BeforeValidator(_to_tuple)]
 
 
 class Preprocessing(BaseModel):
@@ -48,9 +41,9 @@ class Preprocessing(BaseModel):
     width: int = Field(64, ge=1, le=LARGEST_SIDE)
     # Pictures of other proportions: "pad" fills with the background, "crop" keeps the middle, "stretch" distorts.
     resize: Literal["pad", "crop", "stretch"] = "pad"
-    background: Background = WHITE  # red, green, blue, from 0 to 1
-    mean: Mean = (0.5, 0.5, 0.5)  # of each channel
-    std: Deviation = (0.5, 0.5, 0.5)
+    background: tuple[Share, Share, Share] = Field(WHITE, strict=False)  # red, green, blue, from 0 to 1
+    mean: tuple[float, float, float] = Field((0.5, 0.5, 0.5), strict=False)  # of each channel
+    std: tuple[Positive, Positive, Positive] = Field((0.5, 0.5, 0.5), strict=False)
 
     def read(self, path: str | Path) -> Float[Tensor, "3 height width"]:
         """A picture file at the model's size, from 0 to 1, not yet normalised; DataError if it cannot be read."""

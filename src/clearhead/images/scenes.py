@@ -21,12 +21,8 @@ COLOURS = {
     "green": (44, 140, 44),
     "blue": (31, 90, 200),
     "yellow": (240, 200, 20),
-    "purple": (130, 60, 160),
-    "black": (20, 20, 20),
 }
-KINDS = ("circle", "square", "triangle", "cross")
-PAIR_COLOURS = ("red", "green", "blue", "yellow")  # of the shapes of make_pairs
-PAIR_KINDS = ("circle", "square", "triangle")
+KINDS = ("circle", "square", "triangle")
 PARTS = {"train": 0, "dev": 1, "test": 2}
 FINE = 4  # samples along a pixel's side: edges are smooth
 
@@ -61,13 +57,13 @@ def make_pairs(part: str, count: int, size: int = SIZE) -> Iterator[Scene]:
     """
     for number in range(count):
         chance = np.random.default_rng([PARTS[part], number, size])
-        looks = chance.permutation(len(PAIR_COLOURS) * len(PAIR_KINDS))[:2]
+        looks = chance.permutation(len(COLOURS) * len(KINDS))[:2]
         radius = (LARGEST_SHARE**0.5) * size / 2 * chance.uniform(0.9, 0.98, 2)
         half, edge = size / 2, radius + 1
         along = chance.uniform(edge, half - edge) + np.array([0, half])  # one in each half
         across = half + chance.uniform(-4, 4) + chance.uniform(-3, 3, 2)
         x, y = (along, across) if chance.integers(2) else (across, along)
-        names = [(PAIR_COLOURS[look % len(PAIR_COLOURS)], PAIR_KINDS[look // len(PAIR_COLOURS)]) for look in looks]
+        names = [(list(COLOURS)[look % len(COLOURS)], KINDS[look // len(COLOURS)]) for look in looks]
         rows = zip(names, x.tolist(), y.tolist(), radius.tolist(), strict=True)
         shapes = tuple(Shape(colour, kind, *geometry) for (colour, kind), *geometry in rows)
         yield Scene(draw_shapes(shapes, size), describe_shapes(shapes), shapes)
@@ -106,9 +102,7 @@ def _find_coverage(shape: Shape, size: int) -> tuple[tuple[slice, slice], np.nda
         inside = across**2 + down**2 <= 1
     elif shape.kind == "square":
         inside = np.maximum(abs(across), abs(down)) <= 0.9
-    elif shape.kind == "triangle":
-        inside = (abs(across) <= (down + 1) / 2) & (down <= 1)
     else:
-        inside = (np.minimum(abs(across), abs(down)) <= 0.35) & (np.maximum(abs(across), abs(down)) <= 1)
+        inside = (abs(across) <= (down + 1) / 2) & (down <= 1)
     share: np.ndarray = inside.reshape(len(rows) // FINE, FINE, len(columns) // FINE, FINE).mean((1, 3))
     return (sides[0], sides[1]), share

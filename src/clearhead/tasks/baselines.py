@@ -90,7 +90,7 @@ def _is_chinese(letter: str) -> bool:
 
 
 def _import_sklearn() -> tuple[Any, Any, Any, Any]:
-    import_extra("sklearn", "a baseline", "baselines", package="scikit-learn")
+    import_extra("sklearn.linear_model", "a baseline", "baselines", package="scikit-learn")
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.multiclass import OneVsRestClassifier

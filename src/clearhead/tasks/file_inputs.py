@@ -20,8 +20,7 @@ import numpy as np
 
 from clearhead.errors import ConfigError, DataError
 from clearhead.formatting import parse_whole_number, suggest_name
-from clearhead.tasks.inputs import TextInputs
-from clearhead.tasks.processor import Columns, Files
+from clearhead.tasks.processor import Columns, Files, TextInputs
 from clearhead.text import Report, Row, read
 
 MADE = "made:"  # before the name of data that a program makes
@@ -129,16 +128,16 @@ class FileInputs(TextInputs, ABC):
             raise DataError(f"{path} is empty")
         return path
 
-    def check(self, source: Any, place: str = "the input") -> Any:
+    def check(self, source: Any, name: str = "the input") -> Any:
         """An input of `predict`: a path, or the content of a file, which is decoded at once."""
         if isinstance(source, str) and not source.strip():
-            raise DataError(f"{place} is empty; the path of a {self.kind} file is needed")
+            raise DataError(f"{name} is empty; the path of a {self.kind} file is needed")
         if isinstance(source, (str, Path, LoadedInput)):
             return source
         try:
             return self.load_input(source)
         except DataError as error:
-            raise DataError(f"{place}: {error}") from None
+            raise DataError(f"{name}: {error}") from None
 
     def is_single(self, inputs: Any) -> bool:
         return not isinstance(inputs, (list, Iterator)) and not _is_list_of_inputs(inputs)

@@ -151,6 +151,16 @@ def option(default: Any, description: str, *, flag: str | None = None, only: Seq
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
+class RankedOptions(Options):
+    """Options of tasks that can give several answers to an input, best first."""
+
+    best: int = option(1, "How many answers to give for each input.", only=("predict",), ge=1)
+
+    @property
+    def ranked(self) -> bool:
+        return self.best > 1
+
+
 def option_names(kind: type[Options], command: str) -> list[str]:
     """The options of a task that a command (`predict`, `evaluate`, `look`) has."""
     names = []

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from clearhead.errors import DataError
 from clearhead.tasks.answerer import AnyAnswerer
-from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.media import PictureInput, SoundInput
+from clearhead.tasks.processor import TextInputs
 from clearhead.tasks.settings import Options
 
 if TYPE_CHECKING:

@@ -26,11 +26,12 @@ from clearhead.tasks.classification.classifier_answerer import (
     score_answers,
     score_labels,
 )
-from clearhead.tasks.classification.classifier_processor import ClassificationRecipe, ClassifierProcessor, LabelOptions
+from clearhead.tasks.classification.classifier_processor import ClassificationRecipe, ClassifierProcessor
 from clearhead.tasks.losses import UNCOUNTED, masked_token_loss
 from clearhead.tasks.metrics import count_confusions, count_labels, format_label_table
 from clearhead.tasks.objective import Objective
 from clearhead.tasks.processor import LabelledTexts
+from clearhead.tasks.settings import RankedOptions
 from clearhead.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class ClassifierObjective(Objective[ClassifierProcessor, ClassificationRecipe, C
         if not rows:
             return None
         inputs = [processor.inputs.of_row(row) for row in rows]
-        logits, _ = ClassifierAnswerer(processor, model).compute_logits(inputs, LabelOptions().batch)
+        logits, _ = ClassifierAnswerer(processor, model).compute_logits(inputs, RankedOptions().batch)
         right = np.array([processor.label_numbers(row) for row in rows], dtype=np.int64)
         temperature = fit_temperature(logits.double().numpy(), right)
         processor.store(temperature=temperature)

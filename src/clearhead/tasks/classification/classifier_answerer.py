@@ -15,9 +15,10 @@ from clearhead.errors import DataError
 from clearhead.model import Classifier
 from clearhead.tasks.answerer import Answerer, Prediction, Scores
 from clearhead.tasks.classification.calibration import expected_calibration_error, undo_temperature
-from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, Input, LabelOptions, list_texts
+from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, Input, list_texts
 from clearhead.tasks.losses import check_finite
 from clearhead.tasks.metrics import count_labels
+from clearhead.tasks.settings import RankedOptions
 from clearhead.tasks.text_windows import (
     EncodedInput,
     cut_text,
@@ -83,11 +84,11 @@ class LabelPrediction(Prediction):
         return list(scores.items())[: self.best]
 
 
-class ClassifierAnswerer(Answerer[ClassifierProcessor, Classifier, Input, LabelOptions]):
-    options = LabelOptions
+class ClassifierAnswerer(Answerer[ClassifierProcessor, Classifier, Input, RankedOptions]):
+    options = RankedOptions
 
     def predict(
-        self, inputs: Sequence[Input], options: LabelOptions, *, inputs_before: int = 0
+        self, inputs: Sequence[Input], options: RankedOptions, *, inputs_before: int = 0
     ) -> list[LabelPrediction]:
         checked = [self.processor.inputs.check(text) for text in inputs]
         logits, notes = self.compute_logits(checked, options.batch)
@@ -131,7 +132,7 @@ class ClassifierAnswerer(Answerer[ClassifierProcessor, Classifier, Input, LabelO
         likely = tuple(labels[number] for number in order if shares[number] >= processor.stored.thresholds[number])
         return LabelPrediction(", ".join(likely), notes, shares[order[0]], scores, best, likely)
 
-    def score(self, rows: Sequence[Row], predictions: Sequence[LabelPrediction], options: LabelOptions) -> Scores:
+    def score(self, rows: Sequence[Row], predictions: Sequence[LabelPrediction], options: RankedOptions) -> Scores:
         column = self.processor.column
         wanted = [column.parse(row.values[-1]) for row in rows]
         answers = [prediction.answers for prediction in predictions]
@@ -158,7 +159,7 @@ class ClassifierAnswerer(Answerer[ClassifierProcessor, Classifier, Input, LabelO
 
 
 class ClassifierTracer(TaskTracer[ClassifierAnswerer]):
-    def traces(self, request: Input, *, answer: str | None, options: LabelOptions) -> list[Trace]:
+    def traces(self, request: Input, *, answer: str | None, options: RankedOptions) -> list[Trace]:
         """A text, read once, or once for each window of a long one."""
         self.refuse_answer(answer)
         checked, processor = self.inputs.check(request), self.answerer.processor

@@ -15,10 +15,9 @@ from torch import Tensor
 from clearhead.errors import DataError
 from clearhead.formatting import parse_whole_number
 from clearhead.model import Classifier, ModelConfig
-from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.processor import Columns, Files, LabelledTexts, Processor, RowCheck, TextExamples
-from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, one_message, option
+from clearhead.tasks.processor import Columns, Files, LabelledTexts, Processor, RowCheck, TextExamples, TextInputs
+from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, one_message
 from clearhead.tasks.text_windows import EncodedInput, encode_inputs, text_windows, window_size
 from clearhead.text import Row
 from clearhead.text.report import Flaw
@@ -100,14 +99,6 @@ class ClassifierSettings(Section):
     longest: int = 0  # tokens of a text in training; 0: not known
     temperature: float = 1.0  # that the model's scores were divided by
     thresholds: list[float]  # of each label, where a text may have several
-
-
-class LabelOptions(Options):
-    best: int = option(1, "How many answers to give for each input.", only=("predict",), ge=1)
-
-    @property
-    def ranked(self) -> bool:
-        return self.best > 1
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def cut_windows(starts: NDArray[np.bool_], longest: int) -> list[tuple[int, int]
     windows, begin = [], 0
     while begin < total:
         end = min(begin + size, total)
-        cut = next((place for place in range(end, begin, -1) if place == total or starts[place]), end)
+        cut = next((edge for edge in range(end, begin, -1) if edge == total or starts[edge]), end)
         windows.append((begin, cut))
         begin = cut
     return windows
@@ -172,7 +172,7 @@ class WindowExamples(RedrawnExamples[BatchT]):
 class MaskedExamples(WindowExamples[MaskedTexts]):
     """Windows of documents; `draw` masks random words of all of them."""
 
-    on_device = ("texts", "roles", "inputs", "chosen", "masked")
+    on_device = ("texts", "roles", "inputs", "is_masked", "masked")
 
     def __init__(
         self, windows: Sequence[TextWindow], rows: list[Row], tokenizer: Tokenizer, masking: Masking, seed: int
@@ -193,15 +193,15 @@ class MaskedExamples(WindowExamples[MaskedTexts]):
         generator = make_generator(tokens.device, self.seed, epoch)
         row = torch.arange(len(lengths), device=tokens.device).repeat_interleave(lengths)
         limits = count_masked(lengths - 2, masking.share)
-        chosen = choose_words(self.roles.flat[:-1], row, limits, generator)
+        masked = choose_words(self.roles.flat[:-1], row, limits, generator)
         chance = torch.rand(len(tokens), generator=generator, device=tokens.device)
         others = torch.randint(*self.replacements, tokens.shape, generator=generator, device=tokens.device)
         hidden = torch.where(chance < masking.random, others.to(tokens.dtype), tokens)
         hidden = hidden.masked_fill(chance >= masking.random + masking.kept, self.mask)
-        self.inputs = Ragged.from_flat(torch.where(chosen, hidden, tokens), lengths)
-        self.chosen = Ragged.from_flat(chosen.to(torch.int8), lengths)
-        masked = torch.zeros_like(lengths).index_add_(0, row, chosen.long())
-        self.masked, self.epoch = masked.minimum(limits), epoch
+        self.inputs = Ragged.from_flat(torch.where(masked, hidden, tokens), lengths)
+        self.is_masked = Ragged.from_flat(masked.to(torch.int8), lengths)
+        count = torch.zeros_like(lengths).index_add_(0, row, masked.long())
+        self.masked, self.epoch = count.minimum(limits), epoch
         self.counts = self.masked.cpu().numpy()
 
     def log_frequencies(self, vocabulary: int) -> Float[Tensor, " vocabulary"]:
@@ -215,8 +215,8 @@ class MaskedExamples(WindowExamples[MaskedTexts]):
         rows = torch.from_numpy(batch.examples).to(device, non_blocking=True)
         texts, lengths = self.texts.pad(rows, size, self.pad)
         tokens, _ = self.inputs.pad(rows, size, self.pad)
-        chosen, _ = self.chosen.pad(rows, size, 0)
+        is_masked, _ = self.is_masked.pad(rows, size, 0)
         most = int(count_masked(torch.tensor([size - 2]), self.masking.share))  # one for each size: few shapes
-        places = chosen.sort(dim=1, descending=True, stable=True).indices[:, :most]
+        places = is_masked.sort(dim=1, descending=True, stable=True).indices[:, :most]
         counted = torch.arange(most, device=device) < self.masked[rows][:, None]
         return MaskedTexts(tokens, lengths, places, texts.gather(1, places).masked_fill(~counted, UNCOUNTED))

@@ -28,8 +28,9 @@ from clearhead.tasks.pretraining.masked_examples import (
     WindowExamples,
     make_text_windows,
 )
-from clearhead.tasks.pretraining.pretraining_settings import FillOptions, HidingSettings, PretrainingRecipe
+from clearhead.tasks.pretraining.pretraining_settings import HidingSettings, PretrainingRecipe
 from clearhead.tasks.processor import BatchT, Examples, RowCheck
+from clearhead.tasks.settings import RankedOptions
 from clearhead.tasks.task import Task
 from clearhead.tasks.text_windows import window_size
 from clearhead.tasks.trace import TaskTracer, Trace
@@ -150,13 +151,13 @@ class HidingAnswerer(Answerer[ProcessorT, ModelT, str, OptionsT]):
         return examples, self.restore_texts(examples, firsts)
 
 
-class MaskedAnswerer(HidingAnswerer[MaskedProcessor, Encoder, FillOptions]):
-    options = FillOptions
+class MaskedAnswerer(HidingAnswerer[MaskedProcessor, Encoder, RankedOptions]):
+    options = RankedOptions
 
     def measure_loss(self, batch: MaskedTexts) -> Tensor:
         return masked_loss(self.model, batch)
 
-    def predict(self, inputs: Sequence[str], options: FillOptions, *, inputs_before: int = 0) -> list[FilledText]:
+    def predict(self, inputs: Sequence[str], options: RankedOptions, *, inputs_before: int = 0) -> list[FilledText]:
         """Texts with every <mask> filled; one mask stands for one piece."""
         processor = self.processor
         settings = {"limit": processor.window, "best": options.best, "most": options.batch}
@@ -191,7 +192,7 @@ class MaskedObjective(Objective[MaskedProcessor, PretrainingRecipe, Encoder, Mas
 
 
 class MaskedTracer(TaskTracer[MaskedAnswerer]):
-    def traces(self, text: str, *, answer: str | None, options: FillOptions) -> list[Trace]:
+    def traces(self, text: str, *, answer: str | None, options: RankedOptions) -> list[Trace]:
         """A text with its masks as they are, and what the model predicts there."""
         self.refuse_answer(answer)
         processor, tokenizer = self.answerer.processor, self.answerer.processor.tokenizer

@@ -13,7 +13,7 @@ from clearhead.tasks.language_model.language_processor import (
     LanguageSettings,
 )
 from clearhead.tasks.sequence_to_sequence.search import Decode
-from clearhead.tasks.settings import Options, Section, option
+from clearhead.tasks.settings import Section
 
 Objective = Literal["masked", "denoise", "next"]
 
@@ -78,13 +78,3 @@ class PretrainingRecipe(LanguageModelRecipe):
     @property
     def variant(self) -> str:
         return self.objective
-
-
-class FillOptions(Options):
-    """Options of a masked language model."""
-
-    best: int = option(1, "How many answers to give for each input.", only=("predict",), ge=1)
-
-    @property
-    def ranked(self) -> bool:
-        return self.best > 1

@@ -12,7 +12,7 @@ import torch
 
 from clearhead.formatting import escape_control
 from clearhead.tasks.answerer import Answerer, Prediction, Scores
-from clearhead.tasks.metrics import LabelCounts
+from clearhead.tasks.metrics import LabelCounts, count_labels
 from clearhead.tasks.settings import Options
 from clearhead.tasks.tagging.linear_chain import ScoredSpan
 from clearhead.tasks.tagging.schemes import Span, tag_order, write_tags
@@ -167,17 +167,6 @@ def format_counts(counts: LabelCounts, names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def count_tags(wanted: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> LabelCounts:
-    """Counts of tags, word by word."""
-    right = (
-        tag
-        for tags, others in zip(wanted, predicted, strict=True)
-        for tag, other in zip(tags, others, strict=True)
-        if tag == other
-    )
-    return LabelCounts(Counter(right), Counter(chain(*predicted)), Counter(chain(*wanted)))
-
-
 def count_entities(wanted: Sequence[Sequence[Span]], predicted: Sequence[Sequence[Span]]) -> LabelCounts:
     """Counts of entities by their labels."""
     right = (span for spans, others in zip(wanted, predicted, strict=True) for span in {*spans} & {*others})
@@ -186,11 +175,11 @@ def count_entities(wanted: Sequence[Sequence[Span]], predicted: Sequence[Sequenc
 
 def count_tables(sentences: Sequence[Sentence], predicted: Sequence[Sequence[Span]]) -> Tables:
     """From sentences and the entities (by words) that were predicted in them; tags in the scheme of the data."""
-    exact, tags, wanted = list[list[Span]](), list[list[str]](), list[list[str]]()
+    exact, tags, wanted = list[list[Span]](), list[str](), list[str]()
     for sentence, spans in zip(sentences, predicted, strict=True):
         scheme = "iob2" if sentence.scheme == "iob1" else sentence.scheme
         exact.append([sentence.locate(span) for span in spans])
-        tags.append(write_tags(spans, len(sentence.words), scheme))
-        wanted.append(sentence.tags(scheme))
+        tags += write_tags(spans, len(sentence.words), scheme)
+        wanted += sentence.tags(scheme)
     entities = count_entities([sentence.exact_entities() for sentence in sentences], exact)
-    return Tables(entities, count_tags(wanted, tags))
+    return Tables(entities, count_labels([[tag] for tag in wanted], [[tag] for tag in tags]))

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from clearhead.errors import DataError
 from clearhead.model import ModelConfig
-from clearhead.tasks.inputs import TextInputs
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.processor import Columns, Examples, Files, Processor, RowCheck
+from clearhead.tasks.processor import Columns, Examples, Files, Processor, RowCheck, TextInputs
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
 from clearhead.tasks.tagging.linear_chain import Decoder
 from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags, write_tags
