@@ -16,9 +16,8 @@ import threading
 import weakref
 import webbrowser
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -36,7 +35,7 @@ POLICY = (
 )
 
 
-class Server:
+class Server(AbstractContextManager["Server"]):
     """Serves the page of a record at `url`, from a thread of its own, until `close`.
 
     A script that has nothing else to do calls `wait`.
@@ -77,12 +76,7 @@ class Server:
         self._server.close_connections()
         self.requests.close()
 
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
