@@ -301,7 +301,7 @@ def test_tokens_of_unknown_number_are_shown_by_their_place():
     record = drawn(5, texts=["▁a", "▁b", "▁c", "▁d", "▁e"])
     forward = Forward(record.calls[0].sights, {"tokens": torch.tensor([[0, -1, 2, 3, 4]])})
     forward.labels = record.calls[0].labels
-    tokens = Scene(Record(record.known, [forward])).to_json()["axes"]["tokens"]["tokens"]
+    tokens = Scene(Record(record.watched, [forward])).to_json()["axes"]["tokens"]["tokens"]
     assert tokens == ["▁a", "⟨1⟩", "▁c", "▁d", "▁e"]
 
 

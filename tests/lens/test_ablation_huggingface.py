@@ -10,7 +10,7 @@ from clearhead.errors import LensError
 from clearhead.lens import watch
 from clearhead.lens.analysis.ablation import ablate, count_heads, head_effects
 from clearhead.lens.analysis.norms import read_weight
-from clearhead.lens.huggingface.discovery import find_output_projections
+from clearhead.lens.huggingface.discovery import describe_attentions
 from tests.lens.huggingface_zoo import inputs, made, tokens
 
 SOME = ["bert", "gpt2", "llama", "gemma2", "gpt-oss", "t5", "marian", "whisper", "vit", "clip"]
@@ -20,7 +20,8 @@ def without(model: Any, heads: dict[str, list[int]]) -> Any:
     """A copy in which the slices of W_O that belong to these heads are zero, and nothing else is changed."""
     copied = copy.deepcopy(model)
     counts = count_heads(copied)
-    modules = dict(zip(heads, find_output_projections(copied, tuple(heads)).values(), strict=True))
+    infos = describe_attentions(copied, tuple(heads)).values()
+    modules = dict(zip(heads, (info.out for info in infos if info.out is not None), strict=True))
     with torch.no_grad():
         for name, projection in modules.items():
             weight = read_weight(projection)

@@ -54,7 +54,9 @@ def test_ties_go_to_the_smallest_key(name, dtype, device):
 def test_one_query_is_measured_without_tiles(every, monkeypatch):
     taken = []
     monkeypatch.setitem(
-        METHODS, "single", Method(lambda job: taken.append(job) or one_query.run(job), one_query.explain_refusal)
+        METHODS,
+        "single",
+        Method(lambda job: taken.append(job) or one_query.run(job), METHODS["single"].explain_refusal),
     )
     measure(torch.zeros(1, 2, every, 3), torch.zeros(1, 2, 11, 3), Mask.causal(), every=every)
     assert len(taken) == 1

@@ -162,7 +162,7 @@ def test_what_cannot_be_written_leaves_what_was_there(record, tmp_path):
 @pytest.fixture(scope="module")
 def saved(record, tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "run.record"
-    Record(record.known, record.calls[:1]).save(path)
+    Record(record.watched, record.calls[:1]).save(path)
     return path.read_bytes()
 
 

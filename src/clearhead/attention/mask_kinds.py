@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Int
@@ -204,15 +204,12 @@ class _Several(Mask):
     """Masks that must all agree, or any of them: `combine` joins two."""
 
     sign = ""
+    combine: ClassVar[Any]
 
     def __init__(self, masks: tuple[Mask, ...]) -> None:
         self.masks = masks
         self.batch, self.heads = self._common("batch"), self._common("heads")
         self.queries, self.keys = self._common("queries"), self._common("keys")
-
-    @staticmethod
-    @abstractmethod
-    def combine(first: Any, second: Any) -> Any: ...
 
     def _common(self, name: str) -> int | None:
         common: int | None = None
@@ -259,11 +256,7 @@ class _Several(Mask):
 
 
 class Both(_Several):
-    kind, sign = "both", "&"
-
-    @staticmethod
-    def combine(first: Any, second: Any) -> Any:
-        return first & second
+    kind, sign, combine = "both", "&", staticmethod(operator.and_)
 
     def parts(self) -> tuple[Mask, ...]:
         return self.masks
@@ -277,11 +270,7 @@ class Both(_Several):
 
 
 class Either(_Several):
-    kind, sign = "either", "|"
-
-    @staticmethod
-    def combine(first: Any, second: Any) -> Any:
-        return first | second
+    kind, sign, combine = "either", "|", staticmethod(operator.or_)
 
 
 def build_mask(state: Mapping[str, Any], depth: int = 0) -> Mask:

@@ -143,13 +143,15 @@ class TileScorer(NamedTuple):
 
 
 def find_visible_runs(
-    mask: Mask, queries: int, keys: int, rows: int, width: int, device: Any = None
+    mask: Mask | None, queries: int, keys: int, rows: int, width: int, device: Any = None
 ) -> list[VisibleRun]:
     """One VisibleRun for each block of `rows` queries, found at the resolution of `width` keys.
 
     >>> find_visible_runs(Mask.window(5), 8, 8, 2, 2)[3]
     VisibleRun(columns=slice(0, 8, None), partial=(slice(0, 2, None), slice(6, 8, None)))
     """
+    if mask is None or not keys:
+        return [VisibleRun(slice(0, keys), ())] * -(-queries // rows)
     shape = (-1, -1, -(-queries // rows), -(-keys // width))
     blocks = mask.blocks(queries, keys, rows, width, device)
     any_visible, all_visible = (t.expand(shape).flatten(0, 1) for t in blocks)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import CheckpointError, DataError, LensError, PackageError
 from clearhead.explore.live_model import LiveModel, count_positions
-from clearhead.lens.record.token_labels import make_namer
+from clearhead.lens.record.attention_record import make_namer
 from clearhead.model.devices import resolve_device
 from clearhead.tasks.settings import Options, option
 from clearhead.tasks.trace import ContinuableTracer, Trace
@@ -177,10 +177,10 @@ def _find_ends(model: Any) -> tuple[int, ...]:
 
 def _has_norms(model: nn.Module) -> bool:
     """Whether the output projections of all attentions are found, so that norms of values can be measured."""
-    from clearhead.lens.huggingface.discovery import count_heads, find_output_projections
+    from clearhead.lens.huggingface.discovery import count_heads, describe_attentions
 
     try:
-        find_output_projections(model, tuple(count_heads(model)))
+        describe_attentions(model, tuple(count_heads(model)))
     except LensError:
         return False
     return True

@@ -40,8 +40,12 @@ def shorten_path(path: str) -> str:
     >>> shorten_path("_orig_mod.decoder.layers.3.cross_attention"), shorten_path("")
     ('decoder.3.cross', 'attention')
     """
-    parts = [part for part in path.split(".") if part not in WRAPPERS]
-    return re.sub(r"(^|\.)layers\.(\d+)\.(self|cross)_attention$", r"\1\2.\3", ".".join(parts)) or "attention"
+    return re.sub(r"(^|\.)layers\.(\d+)\.(self|cross)_attention$", r"\1\2.\3", strip_wrappers(path)) or "attention"
+
+
+def strip_wrappers(path: str) -> str:
+    """A module path without those of wrappers."""
+    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
 
 
 def unwrap_model(model: Any) -> Any:

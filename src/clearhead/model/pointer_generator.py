@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +20,6 @@ LEAST_COPIED = 1e-20  # probability of copying a token that is not in the source
 RECENT = 2  # tokens of the target that are compared with those before a place of the source
 GAIN = 10.0  # the few numbers that weigh matches learn at ten times the rate: they must become large
 NOTHING, BEFORE = -1, -2  # stand before the source and before the target: they equal no token, nor each other
-
-
-class Copying(NamedTuple):
-    """How the next token is copied: the weight of each place of the source, and the gate's logit for generating."""
-
-    weights: Float[Tensor, "batch target source"]
-    gate: Float[Tensor, "batch target"]
 
 
 class PointerGenerator(EncoderDecoder):
@@ -68,8 +61,11 @@ class PointerGenerator(EncoderDecoder):
         source: Int[Tensor, "batch source"],
         recent: Int[Tensor, "batch target recent"],
         mask: Mask | None = None,
-    ) -> Copying:
-        """Copy weights and gate for each token of the target; `recent` has the last tokens read, the newest first."""
+    ) -> tuple[Float[Tensor, "batch target source"], Float[Tensor, "batch target"]]:
+        """For each token of the target the weight of each place of the source, and the gate's logit for generating.
+
+        `recent` has the last tokens read, the newest first.
+        """
         if (hidden_keys := self.hidden_keys) is not None:
             mask = hide_keys(mask, hidden_keys, source.shape[1], source.shape[1])
         matches = find_continuations(source, recent)
@@ -81,7 +77,7 @@ class PointerGenerator(EncoderDecoder):
         gate = _at_least_float(self.copy_gate(hidden))[..., 0]
         for number, match in enumerate(matches):
             gate = gate - GAIN * self.gate_matches[number] * (weights * match).sum(-1)
-        return Copying(weights, gate)
+        return weights, gate
 
     def mix_scores(
         self,

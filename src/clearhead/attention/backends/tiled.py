@@ -152,9 +152,9 @@ class _TileArithmetic:
         samples = self.q.shape[0] * self.q.shape[1]
         held = TILE_SCORES * GPU_TILES if self.q.is_cuda else TILE_SCORES
         rows = max(16, min(512, held // max(1, samples * self.keys), self.queries))
-        whole = slice(0, self.keys)
-        runs = [VisibleRun(whole, () if self.options.mask is None else (whole,))] * -(-self.queries // rows)
-        if self.options.mask is not None and self.keys and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            runs = [VisibleRun(slice(0, self.keys), (slice(0, self.keys),))] * -(-self.queries // rows)
+        else:
             columns = max(BLOCK_KEYS, self.keys // 256)  # at most 256 blocks a row: their number is O(n)
             runs = find_visible_runs(self.options.mask, self.queries, self.keys, rows, columns, self.q.device)
         for n, row in enumerate(range(0, self.queries, rows)):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
+from clearhead.lens import huggingface
 from clearhead.lens.analysis.roles import HeadRole
 from clearhead.lens.attention_names import (
     Layers,
@@ -64,9 +65,7 @@ def ablate(model: nn.Module, heads: HeadChoice) -> Iterator[None]:
         with _own_heads.using([(ours[name], heads_of) for name, heads_of in ablated.items()]):
             yield
         return
-    from clearhead.lens.huggingface import find_attentions as find_huggingface_attentions
-
-    modules = find_huggingface_attentions(model)
+    modules = huggingface.find_attentions(model)
     pairs = [(modules[name], heads_of) for name, heads_of in ablated.items()]
     with _interposed_heads.using(pairs), wrap_modules([module for module, _ in pairs], zero_heads):
         yield
@@ -146,11 +145,7 @@ def head_effects(
 def count_heads(model: nn.Module) -> dict[str, int]:
     """How many heads each attention of a model has."""
     ours = {name: attention.heads for name, attention in find_attentions(model).items()}
-    if ours:
-        return ours
-    from clearhead.lens import huggingface
-
-    return huggingface.count_heads(model)
+    return ours or huggingface.count_heads(model)
 
 
 @torch.no_grad()

@@ -133,10 +133,8 @@ def propagate(call: Call, rows: Float[Tensor, "batch queries"]) -> Float[Tensor,
     batch, heads, queries, keys = call.sizes
     total = torch.zeros(batch, keys, dtype=torch.float64, device=rows.device)
     height = max(1, min(512, TILE // max(1, batch * heads * keys)))
-    spans = [VisibleRun(slice(0, keys), (slice(0, keys),))] * -(-queries // height)
-    if call.mask is not None and keys:
-        spans = find_visible_runs(call.mask, queries, keys, height, max(WIDTH, keys // 256), rows.device)
-    for number, run in enumerate(spans):
+    runs = find_visible_runs(call.mask, queries, keys, height, max(WIDTH, keys // 256), rows.device)
+    for number, run in enumerate(runs):
         tile = slice(number * height, min((number + 1) * height, queries))
         part = rows[:, tile]
         if run.columns.stop and bool(part.any()):

@@ -82,17 +82,6 @@ def hide(model: nn.Module, tokens: TokenChoice) -> Iterator[None]:
     _refuse_unreached([hidden for _, hidden in pairs])
 
 
-def name_texts(names: Collection[str]) -> dict[str, str]:
-    """Which text the keys of each attention belong to: "source" or "target", or "tokens" if there is but one."""
-    if not any(_is_cross(name) for name in names):
-        return dict.fromkeys(names, "tokens")
-    return {name: "source" if _is_cross(name) or "encoder" in name.split(".") else "target" for name in names}
-
-
-def _is_cross(name: str) -> bool:
-    return name.partition(":")[0].split(".")[-1] == "cross"
-
-
 def _find_readers(wanted: Any, modules: Mapping[str, nn.Module]) -> list[str]:
     """The attentions whose keys belong to a text, or that have this name, pattern or number."""
     check_key(wanted)
@@ -103,12 +92,16 @@ def _find_readers(wanted: Any, modules: Mapping[str, nn.Module]) -> list[str]:
             f"{both[0]!r} attends to target and source in one softmax, so {wanted!r} has no keys of its own there: "
             f"hide keys of an attention by its name, such as {{{both[0]!r}: [1]}}; the source's follow the target's"
         )
-    texts = name_texts(list(modules))
-    readers = [name for name in modules if texts[name] == wanted]
-    if not readers:
+    crossing = {name for name in modules if name.split(".")[-1] == "cross"}
+    sources = crossing | {name for name in modules if "encoder" in name.split(".")}
+    if not crossing:
+        texts = dict.fromkeys(modules, "tokens")
+    else:
+        texts = {name: "source" if name in sources else "target" for name in modules}
+    if wanted not in texts.values():
         read = " and ".join(f"{text!r}" for text in TEXTS if text in texts.values())
         raise LensError(f"this model does not read a text {wanted!r}; it reads {read}")
-    return readers
+    return [name for name, text in texts.items() if text == wanted]
 
 
 def _read_positions(wanted: Any, positions: Any) -> tuple[list[int], tuple[int | slice, ...]]:

@@ -11,14 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from clearhead.lens.capture.growing_tensors import (
-    AttentionSums,
-    BatchHistory,
-    Reorder,
-    join_all_pieces,
-    join_pieces,
-    select_rows,
-)
+from clearhead.lens.capture.growing_tensors import AttentionSums, BatchHistory, Reorder, join_pieces, select_rows
 from clearhead.lens.capture.host_transfer import ArrivingTensors, HostTransfer
 from clearhead.lens.capture.measure_queue import MeasureQueue
 from clearhead.lens.capture.part_measurement import PER_QUERY, SEES_NOTHING, InputKeeper, Part
@@ -192,16 +185,6 @@ class GrowingAttention:
         self._sight = self._sent_sums = None
         self.end = part.first_query + part.call.q.shape[2]
 
-    def takes_steps(self, part: Part) -> bool:
-        """Whether a step of this kind may wait for later ones."""
-        whole = part.first_key == 0 and part.tokens is None
-        return part.appended and bool(self.pieces) and whole and self.detail.measures_all_queries
-
-    def can_wait(self, part: Part) -> bool:
-        """Whether a first part may wait for other attentions: nothing of it differs from theirs."""
-        alone = part.norms is not None or part.tokens is not None or bool(self.pieces)
-        return not alone and not self.detail.has_own_probes
-
     def reorder(self, reorder: Reorder) -> None:
         self._sight = self._sent_sums = None
         self.sums.reorder(reorder)
@@ -219,8 +202,8 @@ class GrowingAttention:
         self.send_results()
         if self._sight is None:
             assert self._sent_sums is not None, "an attention is in a call as soon as it was measured"
-            whole = join_all_pieces(self.pieces, self.history, SEES_NOTHING)
-            norms = [(time, piece["norms"]) for time, piece in self.norms]
+            names = self.pieces[0][1].names
+            whole = {name: join_pieces(self.pieces, name, self.history, SEES_NOTHING.get(name, 0)) for name in names}
             logsumexp = whole["logsumexp"] if self.detail.measures_all_queries else None
             spans = dict(self.spans or {})
             self._sight = Sight(
@@ -241,7 +224,7 @@ class GrowingAttention:
                 inputs=self.history.inputs,
                 visible=whole["visible"],
                 probes={name[6:]: whole[name] for name in whole if name.startswith("probe ")},
-                norms=join_pieces(norms, self.history) if norms else None,
+                norms=join_pieces(self.norms, "norms", self.history) if self.norms else None,
                 kept=None if self.keeper is None else self.keeper.finish(self.history, logsumexp),
                 tokens=self.tokens,
                 forward=forward,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -102,27 +102,22 @@ class BatchHistory:
         return paths[::-1]
 
 
-def join_all_pieces(
-    pieces: Sequence[tuple[int, ArrivingTensors]],
-    history: BatchHistory,
-    fills: Mapping[str, int | float],
-) -> dict[str, Shaped[Tensor, "samples _ _ ..."]]:
-    """`join_pieces` of each measure; `fills` are the values of samples that had finished, where they are not 0."""
-    return {
-        name: join_pieces([(time, piece[name]) for time, piece in pieces], history, fills.get(name, 0))
-        for name in pieces[0][1].names
-    }
+Pieces = Sequence[tuple[int, ArrivingTensors]]  # each with its time
 
 
 def join_pieces(
-    pieces: Sequence[tuple[int, Shaped[Tensor, "_ _ _ ..."]]], history: BatchHistory, fill: int | float = 0
+    pieces: Pieces, name: str, history: BatchHistory, fill: int | float = 0
 ) -> Shaped[Tensor, "samples _ _ ..."]:
-    """Concatenates (time, piece) pairs along the tokens, with samples in the order of the record."""
-    heads = max(piece.shape[1] for _, piece in pieces)  # where masks differ by head at some steps, and not at others
+    """The pieces of a tensor, concatenated along the tokens, with samples in the order of the record.
+
+    `fill` is the value of samples that had finished.
+    """
+    timed = [(time, piece[name]) for time, piece in pieces]
+    heads = max(piece.shape[1] for _, piece in timed)  # where masks differ by head at some steps, and not at others
     if not history.reorders:
-        return _concatenate([piece for _, piece in pieces], heads)
+        return _concatenate([piece for _, piece in timed], heads)
     joined = []
-    for time, group in itertools.groupby(pieces, key=lambda pair: pair[0]):  # pieces between two reorderings together
+    for time, group in itertools.groupby(timed, key=lambda pair: pair[0]):  # pieces between two reorderings together
         joined.append(select_rows(_concatenate([piece for _, piece in group], heads), history.paths(time), fill))
     return _concatenate(joined, heads)
 
@@ -174,8 +169,8 @@ class GrowingSum:
         if self.buffer is None:
             self.buffer = torch.zeros(*samples, *self.sizes, dtype=dtype, device=device)
         elif any(map(operator.gt, self.sizes, self.buffer.shape[2:])):
-            sizes = map(self._grow_size, self.sizes, self.buffer.shape[2:])
-            self.buffer = pad_to(self.buffer, (*self.buffer.shape[:2], *sizes))
+            more = [self._grow_size(*sizes) for sizes in zip(self.sizes, self.buffer.shape[2:], strict=True)]
+            self.buffer = torch.nn.functional.pad(self.buffer, [edge for size in reversed(more) for edge in (0, size)])
 
     def add(self, more: Num[Tensor, "batch heads ..."], at: Sequence[int], dtype: torch.dtype | None = None) -> None:
         """Adds `more` at offset `at`, one offset for each axis after the first two.
@@ -196,20 +191,13 @@ class GrowingSum:
         target.add_(more.to(target.device))
 
     def _grow_size(self, size: int, capacity: int) -> int:
-        if size <= capacity:
-            return capacity
-        return max(size, 2 * capacity if self.most is None else min(2 * capacity, self.most))
+        """By how much an axis of this capacity grows."""
+        wanted = 2 * capacity if self.most is None else min(2 * capacity, self.most)
+        return max(size, wanted) - capacity if size > capacity else 0
 
     def select_rows(self, rows: Int[Tensor, " samples"]) -> None:
         if self.buffer is not None:
             self.buffer = select_rows(self.buffer, rows)
-
-
-def pad_to(tensor: Num[Tensor, "..."], sizes: Sequence[int]) -> Num[Tensor, "..."]:
-    """Pads a tensor with zeros to these sizes."""
-    whole = tensor.new_zeros(*sizes)
-    whole[tuple(slice(0, size) for size in tensor.shape)] = tensor
-    return whole
 
 
 class AttentionSums:

@@ -20,6 +20,7 @@ from torch import Tensor
 from clearhead.attention.call import Call
 from clearhead.errors import LensError
 from clearhead.lens.capture.part_measurement import Part, PartMeasurement
+from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures.definition import MeasureJob, Measures
 from clearhead.lens.measures.measure_dispatch import run_job
 from clearhead.lens.record.kept_inputs import Step, join_steps
@@ -55,7 +56,8 @@ class MeasureQueue:
                 self.flush(attention)  # its first queries
             else:
                 self._refuse_changed_keys(attention)
-            waits = attention.takes_steps(part)
+            whole = part.first_key == 0 and part.tokens is None
+            waits = part.appended and bool(attention.pieces) and whole and attention.detail.measures_all_queries
             if steps is not None and waits and steps.accepts(part):
                 steps.add(part)
                 return
@@ -63,7 +65,7 @@ class MeasureQueue:
             if waits and part.call.q.shape[2] == 1:
                 self._steps[attention] = _WaitingSteps(part)
                 return
-            if attention.can_wait(part) and self._is_small(part.call):
+            if not attention.pieces and _can_wait(attention.detail, part):
                 self._add_layer(attention, part)
                 return
         measure_together([PartMeasurement(attention, part)])
@@ -93,16 +95,6 @@ class MeasureQueue:
                     together, alike = alike[: alike[0].together], alike[alike[0].together :]
                     measure_together([PartMeasurement(layer.attention, layer.part) for layer in together])
 
-    def _is_small(self, call: Call) -> bool:
-        """Whether an attention is small, and has nothing that differs from sample to sample or from layer to layer."""
-        if isinstance(call.scale, Tensor) or call.bias is not None or call.sinks is not None:
-            return False
-        if call.mask is not None and call.mask.tensors():  # which may differ by sample, and be written to later
-            return False
-        if call.q.is_cuda:
-            return math.prod(call.sizes) <= GPU_SCORES
-        return 2 * count_bytes(call) <= WAITING_BYTES  # otherwise it would wait for none, or for one other
-
     def _add_layer(self, attention: GrowingAttention, part: Part) -> None:
         """Lets a part wait with copies of q and k, since models may write to them later."""
         size = count_bytes(part.call)
@@ -126,6 +118,20 @@ class MeasureQueue:
                 f"the cached keys of {attention.name!r} were written to in place before their last steps were "
                 "measured; assign changed keys as a new tensor, as in layer.keys = changed"
             )
+
+
+def _can_wait(detail: MeasureDetail, part: Part) -> bool:
+    """Whether an attention is small, and has nothing that differs from sample to sample or from layer to layer."""
+    call = part.call
+    if part.norms is not None or part.tokens is not None or detail.has_own_probes:
+        return False
+    if isinstance(call.scale, Tensor) or call.bias is not None or call.sinks is not None:
+        return False
+    if call.mask is not None and call.mask.tensors():  # which may differ by sample, and be written to later
+        return False
+    if call.q.is_cuda:
+        return math.prod(call.sizes) <= GPU_SCORES
+    return 2 * count_bytes(call) <= WAITING_BYTES  # otherwise it would wait for none, or for one other
 
 
 class _WaitingLayer(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.attention.call import Call, slice_queries
+from clearhead.attention.call import Call
 from clearhead.attention.masks import Mask
 from clearhead.lens.capture.growing_tensors import AttentionSums, BatchHistory, join_pieces, select_rows
 from clearhead.lens.capture.host_transfer import ArrivingTensors, HostTransfer
@@ -44,17 +44,6 @@ class Part(NamedTuple):
     norms: Norms | None = None
     grows: bool = False  # with a cache
     appended: bool = False  # keys are those of the part before and new ones, in memory that nobody will write to
-    rows: range = range(0)  # the queries to measure
-
-    def start_at_first_row(self) -> Part:
-        """The same rows, of a call without the queries before and after them."""
-        first, end = self.rows[0], self.rows[-1] + 1
-        return self._replace(
-            call=slice_queries(self.call, first, end),
-            rows=range(0, end - first, self.rows.step),
-            first_query=self.first_query + first,
-            logsumexp=None if self.logsumexp is None else self.logsumexp[:, :, first:end],
-        )
 
 
 class PartMeasurement:
@@ -69,9 +58,7 @@ class PartMeasurement:
             attention.spans = locate_spans(attention.detail.spans or {}, keys)
         self.runs = self._find_runs()
         attention.sums.choose_blocks(sum(map(len, self.runs)), keys)
-        parts = [part._replace(rows=run) for run in self.runs]
-        selects = attention.detail.queries is not None
-        self.remaining = [run.start_at_first_row() if selects else run for run in parts]
+        self.remaining = [*self.runs]
         self.measured: list[dict[str, Tensor]] = []
 
     def _find_runs(self) -> list[range]:
@@ -93,22 +80,22 @@ class PartMeasurement:
         """The next queries as a job, up to the next edge of a block of the map; None if there are no more."""
         if not self.remaining:
             return None
-        part = self.remaining.pop(0)
-        (height, width), count = self.attention.sums.blocks, len(part.rows)
+        part, run = self.part, self.remaining.pop(0)
+        (height, width), count = self.attention.sums.blocks, len(run)
         if height:
             count = -self.attention.sums.rows % height or count
             if part.first_key % width:  # measured finer than it is kept
-                cells = math.prod(self.part.call.q.shape[:2]) * self.part.call.k.shape[2]
+                cells = math.prod(part.call.q.shape[:2]) * part.call.k.shape[2]
                 count = min(count, height * max(1, FINE_MAP_CELLS // max(1, cells)))
-        rows = part.rows[:count]
-        if part.rows[count:]:
-            self.remaining.insert(0, part._replace(rows=part.rows[count:]))
+        rows = run[:count]
+        if run[count:]:
+            self.remaining.insert(0, run[count:])
         blocks = (height, math.gcd(part.first_key, width) if width else 0)  # columns begin where those of the map do
         logsumexp = None if part.logsumexp is None else part.logsumexp[:, :, rows.start : rows.stop : rows.step]
         spans = shift_spans(self.attention.spans or {}, part.first_key)
         offset, top = part.first_query - part.first_key, self.attention.detail.top
-        self.first_query = part.first_query
-        self.job = MeasureJob(part.call, rows, offset, blocks, top, True, logsumexp, spans)
+        job = MeasureJob(part.call, rows, offset, blocks, top, True, logsumexp, spans)
+        self.job = job if self.attention.detail.queries is None else job.start_at_first_row()
         return self.job
 
     def add(self, result: Measures) -> None:
@@ -148,7 +135,7 @@ class PartMeasurement:
         """The weight of the key that each probe selects."""
         weights: dict[str, Tensor] = {}
         for name, probe in (self.attention.detail.probes or {}).items():
-            positions = torch.tensor(self.job.rows, dtype=torch.long) + self.first_query
+            positions = torch.tensor(self.job.rows, dtype=torch.long) + self.job.offset + self.part.first_key
             keys = probe(positions).to(self.job.call.q.device)
             keys = torch.where(keys >= self.part.first_key, keys - self.part.first_key, -1)
             keys = keys.expand(self.job.call.q.shape[0], -1)
@@ -229,8 +216,7 @@ class InputKeeper:
 
     def finish(self, history: BatchHistory, logsumexp: Float[Tensor, "samples heads queries"] | None) -> KeptInputs:
         """The KeptInputs, with samples in the order of the record."""
-        q = join_pieces([(time, piece["q"]) for time, piece in self.q], history)
-        k = join_pieces([(time, piece["k"]) for time, piece in self.k], history)
+        q, k = join_pieces(self.q, "q", history), join_pieces(self.k, "k", history)
         lengths = torch.zeros(len(q), dtype=torch.long)
         for (time, part), stopped in zip(self.parts, self.stopped, strict=True):
             rows = history.paths(time)

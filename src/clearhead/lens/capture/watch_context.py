@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -28,6 +28,8 @@ from clearhead.lens.capture.watch_settings import (
 from clearhead.lens.measures.definition import MAX_TOP, check_counts
 from clearhead.lens.measures.selections import Queries, check_queries, check_spans
 from clearhead.lens.record.attention_record import Record
+
+Attach = Callable[[Collector], AbstractContextManager[None]]
 
 
 @contextmanager
@@ -79,15 +81,15 @@ def watch(
     >>> record["decoder.1.self"].map.shape
     torch.Size([1, 4, 3, 3])
     """
-    target, selections = _find_target(model), _check_selections(rows, queries, spans)
+    (shapes, attach), selections = _find_target(model), _check_selections(rows, queries, spans)
     detail = MeasureDetail(pixels, top, _rows_to_step(rows), keep, probes, norms, **selections)
-    settings = _check_settings(target, layers, heads, detail, itself)._replace(own_thread=own_thread)
+    settings = _check_settings(shapes, layers, heads, detail, itself)._replace(own_thread=own_thread)
     record = Record(settings.layers)
     record.settings = {"heads": settings.heads and list(settings.heads), "pixels": pixels, "top": top, "rows": rows}
     record.settings |= {"keep": keep, "probes": list(settings.detail.probes or {}), "norms": norms}
     record.settings |= _selections_to_json(settings.detail)
     collector = Collector(settings, record, model)
-    with collector, target.attach(collector), clean_copies(model.modules()):
+    with collector, attach(collector), clean_copies(model.modules()):
         yield record
     _warn_of_interruptions(collector)
     if not collector.ran:
@@ -131,28 +133,24 @@ def expected_bytes(
     Encoder and decoder are taken to read the same number of tokens. Kept masks and biases that follow no rule are
     squares of numbers, and come on top.
     """
-    target = _find_target(model)
+    shapes, _ = _find_target(model)
     detail = MeasureDetail(pixels, top, _rows_to_step(rows), keep, **_check_selections(rows, queries, spans))
-    settings = _check_settings(target, layers, heads, detail)
+    settings = _check_settings(shapes, layers, heads, detail)
     check_counts(LensError, tokens=tokens, batch=batch)
     total = 0
     for name in settings.layers:
-        shape = target.shapes[name]
+        shape = shapes[name]
         watched = shape.heads if settings.heads is None else len(settings.heads)
         shape = shape._replace(heads=watched, kv_heads=min(shape.kv_heads, watched))
         total += estimate_bytes(settings.detail, shape, batch, tokens, tokens)
     return total
 
 
-class WatchTarget(NamedTuple):
-    """The attentions of a model by name, and how a collector attaches to them."""
+def _find_target(model: nn.Module) -> tuple[dict[str, AttentionShape], Attach]:
+    """The attentions of a model by name, and how a collector attaches to them; LensError if there are none.
 
-    shapes: dict[str, AttentionShape]
-    attach: Callable[[Collector], AbstractContextManager[None]]
-
-
-def _find_target(model: nn.Module) -> WatchTarget:
-    """Our models are observed directly, Hugging Face's through their attention interface; others raise LensError."""
+    Our models are observed directly, Hugging Face's through their attention interface.
+    """
     ours = find_attentions(model) if isinstance(model, nn.Module) else {}
     if ours:
         itemsize = read_itemsize(model)
@@ -160,10 +158,10 @@ def _find_target(model: nn.Module) -> WatchTarget:
             name: AttentionShape(attention.heads, attention.kv_heads, attention.head_dim, itemsize)
             for name, attention in ours.items()
         }
-        return WatchTarget(shapes, lambda collector: observe_own_model(model, ours, collector))
+        return shapes, lambda collector: observe_own_model(model, ours, collector)
     shapes = huggingface.read_shapes(model) if isinstance(model, nn.Module) else {}
     if shapes:
-        return WatchTarget(shapes, lambda collector: huggingface.observe_model(model, collector))
+        return shapes, lambda collector: huggingface.observe_model(model, collector)
     if not isinstance(model, nn.Module) and isinstance(getattr(model, "model", None), nn.Module):
         raise LensError(f"a {type(model).__name__} is no model itself: watch its .model")
     raise LensError(
@@ -174,10 +172,10 @@ def _find_target(model: nn.Module) -> WatchTarget:
 
 
 def _check_settings(
-    target: WatchTarget, layers: Layers, heads: Heads, detail: MeasureDetail, itself: bool = False
+    shapes: Mapping[str, AttentionShape], layers: Layers, heads: Heads, detail: MeasureDetail, itself: bool = False
 ) -> WatchSettings:
-    names = select_layers(layers, list(target.shapes))
-    numbers = None if heads is None else select_heads(heads, {name: target.shapes[name].heads for name in names})
+    names = select_layers(layers, list(shapes))
+    numbers = None if heads is None else select_heads(heads, {name: shapes[name].heads for name in names})
     check_counts(LensError, pixels=detail.pixels)
     check_counts(LensError, most=MAX_TOP, top=detail.top)
     if detail.keep not in ("none", "qk", "statistics"):

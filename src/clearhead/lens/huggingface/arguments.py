@@ -108,11 +108,6 @@ def _unwrap_partial(function: Any) -> Any:
     return function
 
 
-def _get_name(function: Any) -> str:
-    function = _unwrap_partial(function)
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
 def _find_transformers() -> str:
     """The folder of transformers' files, found without importing it."""
     spec = importlib.util.find_spec("transformers")
@@ -155,16 +150,12 @@ def _read_mask_once(got: AttentionArguments, keys: int, masks: Masks) -> MaskAnd
     """The mask, read at the first layer and cached for the others."""
     if got.mask is None or got.kind == "flash":
         return (_read_flash_mask(got, keys) if got.kind == "flash" else _default_mask(got, masks)), None
-    key = (*_identify_mask(got.mask), keys, got.kind)
+    mask, changes = got.mask, None if got.mask.is_inference() else got.mask._version
+    # Not the object: a compiled graph passes a new one at every layer.
+    key = (mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, changes, keys, got.kind)
     if key not in masks:
-        masks[key] = (got.mask, _read_mask(got, got.mask, keys))
+        masks[key] = (mask, _read_mask(got, mask, keys))
     return masks[key][1]
-
-
-def _identify_mask(mask: Tensor) -> tuple[Any, ...]:
-    """A key that identifies a mask; a compiled graph passes a new object at every layer."""
-    changes = None if mask.is_inference() else mask._version
-    return mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, changes
 
 
 def _default_mask(got: AttentionArguments, masks: Masks) -> Mask | None:
@@ -232,8 +223,10 @@ def _to_document_ids(starts: Tensor, size: int) -> Tensor:
 def _find_refusal(kind: str, function: Any, q: Tensor, k: Tensor, options: Any) -> str:
     """Why this attention cannot be recorded; empty if it can."""
     if kind == UNKNOWN:
+        function = _unwrap_partial(function)
+        name = getattr(function, "__name__", type(function).__name__)
         return (
-            f"the attention function {_get_name(function)!r} is not one of transformers, so what it computes is "
+            f"the attention function {name!r} is not one of transformers, so what it computes is "
             "unknown; watch the model with model.set_attn_implementation('sdpa'), or pass its scores to "
             "clearhead.measure(q, k, mask, bias=…)"
         )

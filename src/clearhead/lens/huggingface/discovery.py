@@ -18,7 +18,7 @@ from torch import nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
-from clearhead.lens.attention_names import CROSS, WRAPPERS
+from clearhead.lens.attention_names import CROSS, strip_wrappers
 from clearhead.lens.capture.watch_settings import AttentionShape, read_itemsize
 from clearhead.lens.huggingface.interposition import calls_interface, keeps_keys
 
@@ -124,21 +124,13 @@ def describe_attentions(model: nn.Module, with_out: Sequence[str] = ()) -> dict[
     named = _name_attentions(attending)
     outs = {named[name]: _find_output_projection(model, name, paths[named[name]]) for name in with_out}
     alone = not any("decoder" in name.split(".") for name in named)
-    return {
-        module: AttentionInfo(
-            name,
-            is_cross(paths[module], module),
-            _grows_with_cache(name, module, alone),
-            reads_both_texts(module),
-            outs.get(module),
-        )
-        for name, module in named.items()
-    }
-
-
-def _grows_with_cache(name: str, module: nn.Module, alone: bool) -> bool:
-    """Whether an attention grows with a cache: in decoders, if causal, or if it can cache and there is no decoder."""
-    return "decoder" in name.split(".") or bool(getattr(module, "is_causal", False)) or (alone and keeps_keys(module))
+    infos = {}
+    for name, module in named.items():
+        grows = "decoder" in name.split(".") or bool(getattr(module, "is_causal", False))
+        grows = grows or (alone and keeps_keys(module))
+        cross = is_cross(paths[module], module)
+        infos[module] = AttentionInfo(name, cross, grows, reads_both_texts(module), outs.get(module))
+    return infos
 
 
 def reads_both_texts(module: nn.Module) -> bool:
@@ -171,7 +163,7 @@ def find_attentions(model: nn.Module) -> dict[str, nn.Module]:
 
 def _name_attentions(attending: dict[str, nn.Module]) -> dict[str, nn.Module]:
     """The same modules by name instead of by path."""
-    modules = {_strip_wrappers(path): module for path, module in attending.items()}
+    modules = {strip_wrappers(path): module for path, module in attending.items()}
     parts = [
         _split_path(path, module, positions)
         for (path, module), positions in zip(modules.items(), _find_distinguishing_numbers(modules), strict=True)
@@ -192,10 +184,6 @@ def is_cross(path: str, module: nn.Module) -> bool:
     return bool(
         CROSS.search(leaf) or "CrossAttention" in type(module).__name__ or getattr(module, "is_cross_attention", False)
     )
-
-
-def _strip_wrappers(path: str) -> str:
-    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
 
 
 def _find_distinguishing_numbers(paths: Iterable[str]) -> list[list[int]]:
@@ -316,13 +304,8 @@ def _read_integer(source: Any, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def find_output_projections(model: nn.Module, names: Sequence[str]) -> dict[nn.Module, nn.Module]:
-    """The modules that merge the heads of these attentions; LensError for a family where that is not known."""
-    infos = describe_attentions(model, names)
-    return {module: info.out for module, info in infos.items() if info.out is not None}
-
-
 def _find_output_projection(model: nn.Module, name: str, path: str) -> nn.Module:
+    """The module that merges the heads of an attention; LensError for a family where that is not known."""
     module = model.get_submodule(path)
     projection = PROJECTIONS.get(type(module).__name__)
     if projection is None:

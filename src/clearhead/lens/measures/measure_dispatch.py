@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
@@ -28,7 +29,6 @@ from clearhead.lens.measures.definition import (
     sum_blocks,
 )
 from clearhead.lens.measures.kernels import launch
-from clearhead.lens.measures.kernels.kernel_tensors import is_interpreted
 from clearhead.lens.measures.selections import Queries, check_queries, check_spans, find_query_runs, locate_spans
 
 
@@ -39,9 +39,15 @@ class Method(NamedTuple):
     explain_refusal: Callable[[MeasureJob], str | None] = lambda job: None  # why it cannot do a job
 
 
+def _explain_several_queries(job: MeasureJob) -> str | None:
+    if len(job.rows) == 1 and job.call.k.shape[2]:
+        return None
+    return f"it measures one query with its keys, not {len(job.rows)} with {job.call.k.shape[2]}"
+
+
 METHODS = {
     "defined": Method(measure_by_definition),
-    "single": Method(one_query.run, one_query.explain_refusal),
+    "single": Method(one_query.run, _explain_several_queries),
     "tiled": Method(tiled.run),
     "compiled": Method(compiled.run, compiled.explain_refusal),
     "triton": Method(launch.run, launch.explain_refusal),
@@ -176,9 +182,9 @@ def run_job(job: MeasureJob, backend: str = "auto") -> Measures:
 
 def _choose_method(job: MeasureJob) -> str:
     """The fastest method that can do a job."""
-    if (job.call.q.is_cuda or is_interpreted()) and launch.explain_refusal(job) is None:
+    if (job.call.q.is_cuda or "TRITON_INTERPRET" in os.environ) and launch.explain_refusal(job) is None:
         return "triton"
-    if one_query.explain_refusal(job) is None:
+    if _explain_several_queries(job) is None:
         return "single"
     scores = math.prod(job.call.q.shape[:2]) * len(job.rows) * job.call.k.shape[2]
     return "compiled" if scores >= NUMBA_FROM_SCORES and compiled.explain_refusal(job) is None else "tiled"

@@ -16,13 +16,6 @@ from clearhead.lens.measures import top_keys
 from clearhead.lens.measures.definition import MeasureJob, Measures, resize_last_axis, stack_spans
 
 
-def explain_refusal(job: MeasureJob) -> str | None:
-    """The reason why a job cannot be done here, or None."""
-    if len(job.rows) != 1 or not job.call.k.shape[2]:
-        return f"it measures one query with its keys, not {len(job.rows)} with {job.call.k.shape[2]}"
-    return None
-
-
 def run(job: MeasureJob) -> Measures:
     """The measures from the weights of one query: O(keys) memory. None is a view of another."""
     call, (row,), keys = job.call, job.rows, job.call.k.shape[2]

@@ -96,7 +96,10 @@ class TileJob:
         )
         # float64, because thousands of tiles add to it, and their float32 rounding errors would add up
         self.received = self.q.new_zeros(*shape[:2], keys if job.received else 0, dtype=torch.float64)
-        self.map = self._make_map()
+        sizes = zip((shape[2], keys), job.blocks, strict=True)
+        pixels = [-(-size // block) if block else 0 for size, block in sizes]
+        exact = torch.float64 if job.blocks[0] > MAX_TILE_QUERIES else self.q.dtype  # where many tiles add to a pixel
+        self.map = self.q.new_zeros(*shape[:2], *pixels, dtype=exact)
 
     def run(self, measure_stack: Callable[[TileStack], None]) -> None:
         """Calls a function for every stack of tiles, on several threads where that pays off."""
@@ -133,13 +136,6 @@ class TileJob:
         edges = torch.tensor(spans, dtype=torch.long, device="cpu")
         columns = tile.run.columns
         return edges.view(-1, 2).clamp(columns.start, columns.stop).sub(columns.start)
-
-    def _make_map(self) -> Float[Tensor, "batch heads rows columns"]:
-        """The map, all 0; float64 where many tiles add to a pixel, since their float32 rounding errors would add up."""
-        sizes = zip((self.q.shape[2], self.job.call.k.shape[2]), self.job.blocks, strict=True)
-        rows, columns = (-(-size // block) if block else 0 for size, block in sizes)
-        dtype = torch.float64 if self.job.blocks[0] > MAX_TILE_QUERIES else self.q.dtype
-        return self.q.new_zeros(*self.q.shape[:2], rows, columns, dtype=dtype)
 
     def to_measures(self) -> Measures:
         rows, job = self.rows, self.job

@@ -29,12 +29,6 @@ def run(job: MeasureJob) -> Measures:
     return tiled.to_measures()
 
 
-def _choose_base(largest: Tensor, sinks: Tensor | None) -> Tensor:
-    """What is subtracted from the scores of each row: the largest of them and its sink; 0 if it sees nothing."""
-    base = largest if sinks is None else largest.maximum(sinks)
-    return base.masked_fill(base == -math.inf, 0.0)
-
-
 class _TiledJob(TileJob):
     """A job whose tiles are measured by PyTorch."""
 
@@ -52,7 +46,8 @@ class _TiledJob(TileJob):
         scores, hiding = self.score_tile(tile, buffers[0])
         blocks = top_keys.find_block_maxima(scores)
         largest, sinks = blocks.amax(-1), None if self.sinks is None else self.sinks[:, tile.heads]
-        base = _choose_base(largest, sinks)
+        base = largest if sinks is None else largest.maximum(sinks)
+        base = base.masked_fill(base == -math.inf, 0.0)  # of a row that sees nothing
         logs, block_logs = (x.sub_(base[..., None]).mul_(1 / LOG2) for x in (scores, blocks))
         best, keys = top_keys.find_largest(logs, block_logs, max(self.job.top, 1), buffers[1:].view(-1))
         first_key = top_keys.find_first_visible(logs, block_logs) if hiding else None

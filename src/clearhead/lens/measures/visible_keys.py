@@ -14,7 +14,7 @@ from clearhead.attention.call import Call
 from clearhead.attention.mask_kinds import Band, Padding, Prefix
 from clearhead.attention.mask_kinds import Dense as DenseMask
 from clearhead.attention.masks import Mask
-from clearhead.attention.tile_scores import TileScorer, VisibleRun, find_visible_runs, scale_queries
+from clearhead.attention.tile_scores import TileScorer, find_visible_runs, scale_queries
 from clearhead.errors import ShapeError
 
 CHUNK_CELLS = 2**22  # of a mask, evaluated at once
@@ -117,9 +117,7 @@ def _count_by_tiles(call: Call, rows: range, hiding: bool, *, of_keys: bool = Fa
     batch, heads = max(part.batch or 1 for part in parts), max(part.heads or 1 for part in parts)
     step = max(1, CHUNK_CELLS // max(1, batch * heads * keys))
     height = step * rows.step
-    runs = [VisibleRun(slice(0, keys), ())] * -(-queries // height)
-    if mask is not None and keys:
-        runs = find_visible_runs(mask, queries, keys, height, max(MIN_BLOCK_KEYS, keys // 256), device)
+    runs = find_visible_runs(mask, queries, keys, height, max(MIN_BLOCK_KEYS, keys // 256), device)
     counts = torch.zeros(batch, heads, keys if of_keys else len(rows), dtype=torch.long, device=device)
     for number, (columns, partial) in enumerate(runs):
         low, high = (max(0, -(-(edge * height - rows.start) // rows.step)) for edge in (number, number + 1))

@@ -1,9 +1,11 @@
-"""Record: everything a watch measured; index it by attention name, save it, load it, merge it with others."""
+"""Record: everything a watch measured, by attention name; save it, load it, merge it with others, name its tokens."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,6 @@ from clearhead.lens.record.record_tables import (
     compare_records,
     make_table,
 )
-from clearhead.lens.record.token_labels import make_namer
 
 
 def _add_call(call: Forward, running: dict[str, RunningStatistics]) -> None:
@@ -27,6 +28,8 @@ def _add_call(call: Forward, running: dict[str, RunningStatistics]) -> None:
 
 
 VIEWER = "clearhead.explore"  # by name: the lens must not import it
+SPACE = "▁"  # SentencePiece's, and clearhead's own
+ESCAPED = re.compile("[\udc80-\udcff]")  # what Python makes of a byte that is no UTF-8
 
 
 class Record:
@@ -46,7 +49,7 @@ class Record:
     """
 
     def __init__(self, names: Sequence[str] = (), calls: Iterable[Forward] = ()) -> None:
-        self.known, self.calls = list(names), list(calls)
+        self.watched, self.calls = list(names), list(calls)
         self.settings: dict[str, Any] = {}  # the options of watch
         self.running: dict[str, RunningStatistics] = {}  # of calls that keep="statistics" did not keep
         self.expected_bytes = 0  # an estimate from the first attention of each call
@@ -55,14 +58,14 @@ class Record:
     def names(self) -> list[str]:
         """The recorded attentions, in the order of the model."""
         seen = dict.fromkeys([*self.running, *(name for call in self.calls for name in call.names)])
-        order = {name: number for number, name in enumerate(self.known)}
+        order = {name: number for number, name in enumerate(self.watched)}
         return sorted(seen, key=lambda name: order.get(name.partition(":")[0], len(order)))
 
     @property
     def missing(self) -> list[str]:
         """The watched attentions that were not recorded: they did not run, or not in a way that can be observed."""
         seen = {name.partition(":")[0] for name in self.names}
-        return [name for name in self.known if name not in seen]
+        return [name for name in self.watched if name not in seen]
 
     def __getitem__(self, name: str) -> Sight:
         check_seen_name(name, self.names)
@@ -95,7 +98,7 @@ class Record:
         if not records:
             raise RecordError("there are no records to merge")
         merged = cls(
-            list(dict.fromkeys(name for record in records for name in record.known)),
+            list(dict.fromkeys(name for record in records for name in record.watched)),
             [call for record in records for call in record.calls],
         )
         for record in records:
@@ -214,6 +217,77 @@ class Record:
         rest = [f"  … and {more} more"] if more else []
         if self.calls and (missing := self.missing):
             shown = ", ".join(missing[:6]) + (", …" if len(missing) > 6 else "")
-            rest.append(f"  not recorded, of {len(self.known)} that were watched: {shown}")
+            rest.append(f"  not recorded, of {len(self.watched)} that were watched: {shown}")
         rest += [f"  call {n} interrupted: {call.interrupted}" for n, call in enumerate(self.calls) if call.interrupted]
         return "\n".join([f"Record of {calls}, {len(self.names)} attentions", *lines, *rest])
+
+
+def make_namer(namer: Any) -> Callable[[int], str]:
+    """A function from token id to text, made from a tokenizer of ours or Hugging Face's, or from a callable.
+
+    Where every character of a token stands for a byte, as in GPT-2's, Llama 3's and Qwen's, it is the text of these.
+    """
+    if hasattr(namer, "pieces"):
+        return lambda number: _format_token(namer.pieces([number])[0], number)
+    for method in ("convert_ids_to_tokens", "id_to_token"):
+        if hasattr(namer, method):
+            read, added, name = _find_byte_decoder(namer), _find_added_tokens(namer), getattr(namer, method)
+            return lambda number: _format_token(name(number), number, None if number in added else read)
+    if hasattr(namer, "decode"):
+        return lambda number: _format_token(namer.decode([number]), number)
+    if callable(namer):
+        return lambda number: _format_token(namer(number), number)
+    raise RecordError(
+        f"a {type(namer).__name__} cannot name tokens; pass a tokenizer, or a function from a number to its text"
+    )
+
+
+def decode_byte_characters(token: str, bytes_of: Mapping[str, int]) -> str:
+    """Decodes a byte-level token to text; other tokens are returned unchanged.
+
+    >>> [decode_byte_characters(token, byte_alphabet()) for token in ("Ġlow", "æĪĳ", "çĪ", "åĮĹäº", "北京")]
+    ['▁low', '我', '<0xE7><0x88>', '北<0xE4><0xBA>', '北京']
+    """
+    if not all(mark in bytes_of for mark in token):
+        return token
+    text = bytes(bytes_of[mark] for mark in token).decode("utf-8", "surrogateescape").replace(" ", SPACE)
+    return ESCAPED.sub(lambda escaped: f"<0x{ord(escaped[0]) - 0xDC00:02X}>", text)
+
+
+@cache
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's byte-level alphabet as {character: byte}: printable bytes are themselves, the rest U+0100 and up."""
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+def _format_token(name: object, number: int, bytes_of: Mapping[str, int] | None = None) -> str:
+    if not isinstance(name, str):
+        return f"<{number}>"  # a number that the tokenizer does not know
+    return name if bytes_of is None else decode_byte_characters(name, bytes_of)
+
+
+def _find_byte_decoder(tokenizer: Any) -> Mapping[str, int] | None:
+    """The {character: byte} table of a byte-level tokenizer; None for others."""
+    decoder = getattr(tokenizer, "byte_decoder", None)  # of those written in Python
+    if isinstance(decoder, Mapping):
+        return decoder
+    engine = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    parts = [getattr(engine, name, None) for name in ("normalizer", "pre_tokenizer", "decoder")]
+    return byte_alphabet() if any(map(_works_on_bytes, parts)) else None
+
+
+def _works_on_bytes(part: Any) -> bool:
+    """Whether a component of a tokenizer, or one inside it, is of the type ByteLevel, by its JSON."""
+    try:
+        return re.search(rb'"type": *"ByteLevel"', part.__getstate__()) is not None
+    except Exception:  # the library's own: components written in Python have no description
+        return False
+
+
+def _find_added_tokens(tokenizer: Any) -> set[int]:
+    """Ids of tokens added verbatim to the vocabulary, such as <|im_start|>."""
+    if hasattr(tokenizer, "get_added_tokens_decoder"):
+        return set(tokenizer.get_added_tokens_decoder())
+    return set(getattr(tokenizer, "added_tokens_decoder", ()))

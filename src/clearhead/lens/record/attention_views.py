@@ -184,38 +184,18 @@ class Sight(Measures):
         """
         check_counts(RecordError, prompt_length=prompt_length)
         assert self.visible is not None
-        prompt, generated = (self._sum_keys(*edges) for edges in ((0, prompt_length), (prompt_length, FAR)))
+        prompt, generated = (_sum_keys(self, *edges) for edges in ((0, prompt_length), (prompt_length, FAR)))
         visible = self.visible.to(prompt.dtype)
         after = (self.queries - prompt_length + 1).clamp(min=0).to(prompt.dtype).minimum(visible)
         prompt, generated = prompt / (visible - after).clamp(min=1), generated / after.clamp(min=1)
         return prompt / (prompt + generated).clamp(min=torch.finfo(prompt.dtype).tiny)
 
-    def _sum_keys(self, start: int, stop: int) -> Float[Tensor, "batch heads queries"]:
-        """The weight of each measured query on the keys from `start` to `stop`."""
-        edges = (start, min(stop, self.keys))
-        if start >= self.keys or start == stop:
-            return torch.zeros_like(self.entropy)
-        for name, span in self.spans.items():
-            if (span.start, min(span.stop, self.keys)) == edges:
-                return self.mass[name]
-        if self.blocks == (1, 1):
-            return self.map[..., start:stop].sum(-1)
-        end = "None" if stop == FAR else stop
-        raise RecordError(
-            f"{self.name!r} has no sums of weights over these keys; record them with "
-            f"watch(…, spans={{'a name': slice({start}, {end})}})"
-        )
-
     def top(self, batch: int, head: int, query: int) -> list[WeightedKey]:
         """The keys with the largest weights for the query at this position."""
-        place, row = self.place_of(head), self.row_of(query)
-        self._check_sample(batch)
-        keys, weights = self.top_keys[batch, place, row].tolist(), self.top_weights[batch, place, row].tolist()
-        return [
-            WeightedKey(key, weight, self.text(batch, key))
-            for key, weight in zip(keys, weights, strict=True)
-            if key >= 0
-        ]
+        _check_sample(self, batch)
+        cell, texts = (batch, self.place_of(head), self.row_of(query)), self.texts(batch)
+        pairs = zip(self.top_keys[cell].tolist(), self.top_weights[cell].tolist(), strict=True)
+        return [WeightedKey(key, weight, texts[key]) for key, weight in pairs if key >= 0]
 
     def text(self, batch: int, key: int) -> str | None:
         """The token text at a key's position; None unless `Record.label` was called."""
@@ -223,16 +203,12 @@ class Sight(Measures):
 
     def texts(self, batch: int) -> list[str | None]:
         """The token text of every key; None where there is none, or unless `Record.label` was called."""
-        kind = self._find_kind()
-        texts = [] if self.forward is None else self.forward.texts(kind, batch, self.inputs)
-        return texts + [None] * (self.keys - len(texts))
-
-    def _find_kind(self) -> str | None:
-        """Which token ids the keys are; None where unknown, or where the keys are no tokens but parts of a picture."""
         kind = None if self.forward is None else self.forward.kind_of(self.name, self.cross)
-        if self.forward is None or kind is None:
-            return None
-        return kind if self.forward.ids[kind].shape[1] == (self.keys if self.tokens is None else self.tokens) else None
+        texts: list[str | None] = []
+        tokens = self.keys if self.tokens is None else self.tokens  # else the keys are parts of a picture
+        if self.forward is not None and kind is not None and self.forward.ids[kind].shape[1] == tokens:
+            texts = self.forward.texts(kind, batch, self.inputs)
+        return texts + [None] * (self.keys - len(texts))
 
     def weights(
         self,
@@ -257,12 +233,12 @@ class Sight(Measures):
 
     def windows(self, batch: int, head: int) -> HeadWindows:
         """Windows of one head in one sample, exact or summed in blocks; prepared once for many of them."""
-        self._check_sample(batch)
-        return HeadWindows(self._kept(), batch, self.place_of(head))
+        _check_sample(self, batch)
+        return HeadWindows(self._require_kept(), batch, self.place_of(head))
 
     def attention(self) -> Call:
         """The kept inputs as one Call over the watched heads; v is not kept, k takes its place."""
-        return self._kept().call()
+        return self._require_kept().call()
 
     def place_of(self, head: int) -> int:
         """The index of a head in the tensors."""
@@ -283,16 +259,10 @@ class Sight(Measures):
             raise RecordError(f"no query at position {query} was measured by {self.name!r}{near}")
         return int(rows[0])
 
-    def _kept(self) -> KeptInputs:
+    def _require_kept(self) -> KeptInputs:
         if self.kept is None:
             raise RecordError(f"the q and k of {self.name!r} were not kept; watch(…, keep='qk') keeps them")
         return self.kept
-
-    def _check_sample(self, batch: int) -> None:
-        count = self.entropy.shape[0]
-        if isinstance(batch, bool) or not isinstance(batch, int) or not 0 <= batch < count:
-            samples = format_count(count, "sample")
-            raise RecordError(f"{self.name!r} has {samples}, numbered from 0; there is no {batch!r}")
 
     def __repr__(self) -> str:
         batch, heads, queries = self.entropy.shape
@@ -303,6 +273,30 @@ class Sight(Measures):
             format_count(self.keys, "key"),
         )
         return f"Sight({self.name!r}: {' × '.join(sizes)}{', q and k kept' if self.kept is not None else ''})"
+
+
+def _sum_keys(sight: Sight, start: int, stop: int) -> Float[Tensor, "batch heads queries"]:
+    """The weight of each measured query on the keys from `start` to `stop`."""
+    edges = (start, min(stop, sight.keys))
+    if start >= sight.keys or start == stop:
+        return torch.zeros_like(sight.entropy)
+    for name, span in sight.spans.items():
+        if (span.start, min(span.stop, sight.keys)) == edges:
+            return sight.mass[name]
+    if sight.blocks == (1, 1):
+        return sight.map[..., start:stop].sum(-1)
+    end = "None" if stop == FAR else stop
+    raise RecordError(
+        f"{sight.name!r} has no sums of weights over these keys; record them with "
+        f"watch(…, spans={{'a name': slice({start}, {end})}})"
+    )
+
+
+def _check_sample(sight: Sight, batch: int) -> None:
+    count = sight.entropy.shape[0]
+    if isinstance(batch, bool) or not isinstance(batch, int) or not 0 <= batch < count:
+        samples = format_count(count, "sample")
+        raise RecordError(f"{sight.name!r} has {samples}, numbered from 0; there is no {batch!r}")
 
 
 def check_seen_name(name: Any, names: Sequence[str]) -> None:

@@ -111,7 +111,7 @@ class HeadWindows:
 
         Blocks are those of `sums`. Large ones count as hidden only where the mask itself says so, without its weights.
         """
-        inputs, (height, width) = self.inputs, blocks
+        inputs = self.inputs
         bare = len(inputs.parts) == 1 and inputs.parts[0].mask is None and inputs.parts[0].bias is None
         if bare and int(inputs.lengths[self.sample]) >= inputs.q.shape[2]:
             return None
@@ -123,7 +123,9 @@ class HeadWindows:
             scores = self._score(step, torch.zeros(len(rows), len(keys)), rows, keys)
             hidden[torch.tensor(indices, dtype=torch.long)] = scores == -math.inf
         hidden[max(0, inputs.first_query + int(inputs.lengths[self.sample]) - queries.start) :] = True
-        return hidden if blocks == (1, 1) else _all_in_blocks(_all_in_blocks(hidden, height, 0), width, 1)
+        if blocks == (1, 1) or not hidden.numel():
+            return hidden
+        return F.max_pool2d((~hidden).float()[None], blocks, ceil_mode=True)[0] == 0
 
     def _find_hidden_from_afar(
         self, queries: range, keys: range, blocks: tuple[int, int]
@@ -255,17 +257,6 @@ class HeadWindows:
         samples, heads = tensor.shape[:2]
         of_head: Tensor = tensor[self.sample if samples > 1 else 0, self.index if heads > 1 else 0]
         return of_head
-
-
-def _all_in_blocks(values: Bool[Tensor, "rows columns"], block: int, axis: int) -> Bool[Tensor, "..."]:
-    """Whether all values of each block along an axis are true; the last block may be short."""
-    block = max(1, min(block, values.shape[axis]))
-    if block == 1:
-        return values
-    padding = (0, -values.shape[axis] % block)
-    padded = F.pad(values, padding if axis else (0, 0, *padding), value=True)
-    whole: Tensor = padded.unflatten(axis, (-1, block)).all(axis + 1)
-    return whole
 
 
 def _select_blocks(blocks: Tensor, rows: range, columns: range) -> Tensor:

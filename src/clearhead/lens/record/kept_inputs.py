@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, overload
 
@@ -78,10 +78,15 @@ def join_steps(parts: Sequence[Step], queries: int, keys: int, *, dense: bool = 
     mask, bias = _find_common_mask(parts, queries, keys), _find_common_bias(parts)
     if not dense:
         return None if mask is False or bias is False else (mask, bias)
-    return (
-        _build_dense_mask(parts, keys) if mask is False else mask,
-        _build_dense_bias(parts, keys) if bias is False else bias,
-    )
+    if mask is False:
+        everything = torch.ones(1, 1, 1, 1).bool()
+        seen = (everything if part.mask is None else part.mask.dense(part.queries, part.keys) for part in parts)
+        mask = DenseMask(_stack_steps(parts, seen, keys))
+    if bias is False:
+        nothing = torch.zeros(1, 1, 1, 1)
+        numbers = (nothing if part.bias is None else part.bias.dense(part.queries, part.keys) for part in parts)
+        bias = DenseBias(_stack_steps(parts, numbers, keys))
+    return mask, bias
 
 
 def _find_common_mask(parts: Sequence[Step], queries: int, keys: int) -> Mask | Literal[False] | None:
@@ -183,29 +188,11 @@ def _is_same_bias(part: Step, first: Bias) -> bool:
     return same and torch.equal(bias.parameter, first.parameter)
 
 
-def _build_dense_mask(parts: Sequence[Step], keys: int) -> Mask:
-    squares = []
-    for part in parts:
-        mask = part.mask
-        seen = torch.ones(1, 1, 1, 1).bool() if mask is None else mask.dense(part.queries, part.keys)
-        squares.append(_pad_keys(seen, part, keys))
-    return DenseMask(_stack_queries(squares))
-
-
-def _build_dense_bias(parts: Sequence[Step], keys: int) -> Bias:
-    squares = []
-    for part in parts:
-        numbers = torch.zeros(1, 1, 1, 1) if part.bias is None else part.bias.dense(part.queries, part.keys)
-        squares.append(_pad_keys(numbers, part, keys))
-    return DenseBias(_stack_queries(squares))
-
-
-def _pad_keys(square: Tensor, part: Step, keys: int) -> Tensor:
-    """Pads the keys that did not exist at this step, with 0 or False."""
-    square = square.expand(*square.shape[:2], part.queries, part.keys)
-    return torch.nn.functional.pad(square, (part.first_key, keys - part.first_key - part.keys))
-
-
-def _stack_queries(squares: Sequence[Tensor]) -> Tensor:
-    batch, heads = (max(square.shape[axis] for square in squares) for axis in (0, 1))
-    return torch.cat([square.expand(batch, heads, -1, -1) for square in squares], 2)
+def _stack_steps(parts: Sequence[Step], squares: Iterable[Tensor], keys: int) -> Tensor:
+    """The squares of all steps, with 0 or False for keys that did not exist at a step."""
+    padded = []
+    for part, square in zip(parts, squares, strict=True):
+        square = square.expand(*square.shape[:2], part.queries, part.keys)
+        padded.append(torch.nn.functional.pad(square, (part.first_key, keys - part.first_key - part.keys)))
+    batch, heads = (max(square.shape[axis] for square in padded) for axis in (0, 1))
+    return torch.cat([square.expand(batch, heads, -1, -1) for square in padded], 2)

@@ -76,11 +76,14 @@ def write_record(record: Record, path: Path) -> None:
 
     header = RecordHeader(
         format=FORMAT,
-        names=record.known,
+        names=record.watched,
         settings=record.settings,
         expected_bytes=record.expected_bytes,
         calls=[_call_to_header(call, store) for call in record.calls],
-        running={name: _running_to_header(running, store) for name, running in record.running.items()},
+        running={
+            name: RunningHeader(list(running.heads), **{name: store(getattr(running, name)) for name in SUMS})
+            for name, running in record.running.items()
+        },
         checksums=[],
     )
     header.checksums = [compute_checksum(tensors[str(number)]) for number in range(len(tensors))]
@@ -120,7 +123,10 @@ def read_record(path: Path) -> Record:
                     raise RecordError(f"its tensor {number} is damaged: the checksum differs")
                 return tensor
 
-            return _build_record(header, fetch)
+            record = Record(header.names, [_build_call(call, fetch) for call in header.calls])
+            record.settings, record.expected_bytes = header.settings, header.expected_bytes
+            record.running = {name: _build_running(running, fetch) for name, running in header.running.items()}
+            return record
     except (ClearheadError, SafetensorError) as error:
         raise RecordError(f"{path} cannot be read as a record: {error}") from error
     except OSError as error:
@@ -167,10 +173,6 @@ def append_checksum(text: str) -> str:
     return f"{text[:-1]}{CHECKSUM}{zlib.crc32(text.encode())}}}"
 
 
-def _running_to_header(running: RunningStatistics, store: Store) -> RunningHeader:
-    return RunningHeader(list(running.heads), **{name: store(getattr(running, name)) for name in SUMS})
-
-
 def _call_to_header(call: Forward, store: Store) -> CallHeader:
     return CallHeader(
         ids={kind: store(numbers) for kind, numbers in call.ids.items()},
@@ -195,13 +197,6 @@ def _sight_to_header(sight: Sight, name: str, store: Store) -> SightHeader:
         probes={name: store(tensor) for name, tensor in sight.probes.items()},
         kept=None if sight.kept is None else kept_to_header(sight.kept, store),
     )
-
-
-def _build_record(header: RecordHeader, fetch: Fetch) -> Record:
-    record = Record(header.names, [_build_call(call, fetch) for call in header.calls])
-    record.settings, record.expected_bytes = header.settings, header.expected_bytes
-    record.running = {name: _build_running(running, fetch) for name, running in header.running.items()}
-    return record
 
 
 def _build_running(header: RunningHeader, fetch: Fetch) -> RunningStatistics:

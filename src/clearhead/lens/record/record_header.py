@@ -142,6 +142,7 @@ def _field_types(kind: type[Any]) -> tuple[dict[str, Any], frozenset[str]]:
 
 def kept_to_header(kept: KeptInputs, store: Store) -> KeptHeader:
     """The kept inputs of one attention, with tensors replaced by their numbers in the file."""
+    parts = [StepHeader(*step[:4], _read_state(step.mask, store), _read_state(step.bias, store)) for step in kept.parts]
     return KeptHeader(
         q=store(kept.q),
         k=store(kept.k),
@@ -151,22 +152,19 @@ def kept_to_header(kept: KeptInputs, store: Store) -> KeptHeader:
         sinks=None if kept.sinks is None else store(kept.sinks),
         lengths=store(kept.lengths),
         whole_rows=kept.logsumexp is not None,
-        parts=[_step_to_header(step, store) for step in kept.parts],
+        parts=parts,
     )
 
 
-def _step_to_header(step: Step, store: Store) -> StepHeader:
-    mask, bias = (None if part is None else _state_to_json(_read_state(part), store) for part in (step.mask, step.bias))
-    return StepHeader(step.first_query, step.first_key, step.queries, step.keys, mask, bias)
-
-
-def _read_state(part: Mask | Bias) -> State:
-    state = part.state()
-    if state is None:
+def _read_state(part: Mask | Bias | None, store: Store) -> State | None:
+    """A mask or bias in the header."""
+    if part is None:
+        return None
+    if (state := part.state()) is None:
         raise RecordError(
             f"{part!r} cannot be saved, only built-in masks, biases and bucket functions; record with keep='none'"
         )
-    return state
+    return _state_to_json(state, store)
 
 
 def _state_to_json(state: State, store: Store) -> State:

@@ -127,7 +127,9 @@ def make_table(record: Record, level: str) -> Table:
             for part in parts:
                 part["interrupted"] = torch.tensor([bool(record.calls[n].interrupted) for n in part["call"].tolist()])
     columns = list(dict.fromkeys(name for part in parts for name in part))
-    return {column: _join([part.get(column, _make_blanks(part)) for part in parts]) for column in columns}
+    blanks = [torch.full((len(part["name"]),), math.nan) for part in parts]  # of a column that other attentions have
+    pairs = list(zip(parts, blanks, strict=True))
+    return {column: _join([part.get(column, blank) for part, blank in pairs]) for column in columns}
 
 
 def _list_heads(name: str, statistics: Statistics) -> dict[str, Any]:
@@ -168,11 +170,6 @@ def _list_places(call: int, sight: Sight, shape: torch.Size) -> dict[str, Any]:
     count = math.prod(shape)
     places = {"sample": samples.expand(shape).flatten(), "head": heads.expand(shape).flatten()}
     return {"call": torch.full((count,), call), "name": [sight.name] * count, **places}
-
-
-def _make_blanks(part: Table) -> Tensor:
-    """NaN in every row: a column that other attentions have, and this one does not."""
-    return torch.full((len(part["name"]),), math.nan)
 
 
 def _join(parts: list[Any]) -> Any:

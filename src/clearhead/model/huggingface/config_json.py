@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -91,25 +91,17 @@ class HuggingFaceConfig:
             raise self.wrong_type(key, value, "an object with settings")
         return HuggingFaceConfig(value, f"{self.source}, {key}")
 
-    def read_activation(self, key: str, default: str) -> str:
-        """Our name of an activation."""
-        name = self.read_string(key, default)
-        if name not in ACTIVATIONS:
-            raise self.unsupported(key, f"only {', '.join(ACTIVATIONS)} can be read")
-        return ACTIVATIONS[name]
-
     def read_fields(self, keys: Mapping[str, str], **defaults: Any) -> dict[str, Any]:
         """Fields of a ModelConfig from these keys, one for each; a field without a default must be there."""
         return {field: self._read_field(field, key, defaults.get(field, REQUIRED)) for field, key in keys.items()}
 
     def _read_field(self, field: str, key: str, default: Any) -> Any:
         if field == "activation":
-            return self.read_activation(key, default)
-        readers: dict[str, Callable[..., Any]] = {
-            "int": self.read_int,
-            "float": self.read_float,
-            "bool": self.read_bool,
-        }
+            name = self.read_string(key, default)
+            if name not in ACTIVATIONS:
+                raise self.unsupported(key, f"only {', '.join(ACTIVATIONS)} can be read")
+            return ACTIVATIONS[name]
+        readers: Mapping[str, Any] = {"int": self.read_int, "float": self.read_float, "bool": self.read_bool}
         return readers[FIELD_TYPES[field].removesuffix(" | None")](key, default)
 
     def require(self, **allowed: Any) -> None:

@@ -113,10 +113,7 @@ def linear_out(ours: str, theirs: str, *, bias: bool = True, layout: Layout = "s
         yield ParameterMapping(f"{ours}.bias", (f"{theirs}.bias",), features=0)
 
 
-def norm(ours: str, theirs: str, *, bias: bool = True) -> Iterator[ParameterMapping]:
-    yield ParameterMapping(f"{ours}.weight", (f"{theirs}.weight",), features=0)
-    if bias:
-        yield ParameterMapping(f"{ours}.bias", (f"{theirs}.bias",), features=0)
+norm = linear_out  # whose weight and bias have one number for each of the model's features, too
 
 
 def count_head_rows(config: ModelConfig) -> tuple[int, int, int]:

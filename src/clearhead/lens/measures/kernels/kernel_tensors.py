@@ -6,7 +6,7 @@ import functools
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -74,9 +74,10 @@ class KernelInputs:
     def place_tiles(self, shape: TileShape) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The first arguments of the kernels with tiles of this shape (q, k, mask and bias), and their constants."""
         width = self.constants["WIDTH"]
-        q, k = place_tensor(self.q, shape.queries, width), place_tensor(self.k, shape.keys, width)
-        arguments = (q.source, q.offsets, k.source, k.offsets, self.mask.arguments, self.bias)
-        tile = {"BM": shape.queries, "BN": shape.keys, "TMA_Q": q.described, "TMA_K": k.described}
+        q, q_place, q_described = place_tensor(self.q, shape.queries, width)
+        k, k_place, k_described = place_tensor(self.k, shape.keys, width)
+        arguments = (q, q_place, k, k_place, self.mask.arguments, self.bias)
+        tile = {"BM": shape.queries, "BN": shape.keys, "TMA_Q": q_described, "TMA_K": k_described}
         return arguments, shape.options | tile | self.product_constants | self.constants
 
     def count_programs(self, tiles: int) -> tuple[int]:
@@ -168,12 +169,8 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-class TensorArgument(NamedTuple):
-    """A tensor as a kernel argument: TMA descriptor or pointer, with offsets of samples and heads."""
-
-    source: Any
-    offsets: tuple[int, ...]
-    described: bool
+# A tensor as a kernel argument: TMA descriptor or pointer, offsets of samples and heads, whether it is a descriptor.
+TensorArgument = tuple[Any, tuple[int, ...], bool]
 
 
 def place_tensor(x: Float[Tensor, "batch heads tokens d"], rows: int, width: int) -> TensorArgument:
@@ -182,7 +179,7 @@ def place_tensor(x: Float[Tensor, "batch heads tokens d"], rows: int, width: int
     What fits into one tile is passed as a pointer: making a descriptor takes longer than reading it.
     """
     descriptor = _describe_tensor(x, rows, width) if x.shape[2] > rows else None
-    return descriptor or TensorArgument(x, x.stride(), False)
+    return descriptor or (x, x.stride(), False)
 
 
 def _describe_tensor(x: Float[Tensor, "batch heads tokens d"], rows: int, width: int) -> TensorArgument | None:
@@ -204,7 +201,7 @@ def _describe_tensor(x: Float[Tensor, "batch heads tokens d"], rows: int, width:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     length = (batch - 1) * offsets[0] + (heads - 1) * offsets[1] + tokens
-    return TensorArgument(TensorDescriptor(x, [length, columns], [by_row, 1], [rows, width]), offsets, True)
+    return TensorDescriptor(x, [length, columns], [by_row, 1], [rows, width]), offsets, True
 
 
 def has_tensor_memory_access(device: torch.device) -> bool:

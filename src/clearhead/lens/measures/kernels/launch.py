@@ -70,7 +70,10 @@ def run(job: MeasureJob, shapes: TileShapes | None = None) -> Measures:
         job = job.start_at_first_row()
     with torch.cuda.device_of(job.call.q):
         inputs = KernelInputs.of_job(job)
-        shapes = _choose_job_shapes(job) if shapes is None else shapes
+        if shapes is None:
+            call, sizes = job.call, (len(job.rows), job.call.k.shape[2], job.blocks[1], job.top)
+            plain = call.bias is None and call.softcap is None
+            shapes = choose_shapes(padded_width(call), call.q.element_size(), *sizes, plain)
         outputs = KernelOutputs(job)
         launch_row_pass(job, inputs, outputs, shapes.rows)
         if job.received or job.top or (job.logsumexp is None and job.blocks[0]):
@@ -79,14 +82,6 @@ def run(job: MeasureJob, shapes: TileShapes | None = None) -> Measures:
         if outputs.span_mass is not None:
             launch_span_pass(job, inputs, outputs.log2sumexp, outputs.span_mass, shapes.rows)
         return outputs.to_measures(job)
-
-
-def _choose_job_shapes(job: MeasureJob) -> TileShapes:
-    """The tuned tile shapes for a job."""
-    call, rows = job.call, len(job.rows)
-    plain = call.bias is None and call.softcap is None
-    width, itemsize = padded_width(call), call.q.element_size()
-    return choose_shapes(width, itemsize, rows, call.k.shape[2], job.blocks[1], job.top, plain)
 
 
 def launch_row_pass(job: MeasureJob, inputs: KernelInputs, outputs: KernelOutputs, shape: TileShape) -> None:

@@ -154,12 +154,8 @@ def _build_mask_arguments(mask: Mask, sizes: tuple[int, int, int, int], device: 
     used = {6 * row + bound.kind for row, term in enumerate(terms) for bound in term.bounds}
     with_documents = {row for row, term in enumerate(terms) if term.documents is not None}
     with_dense = {row for row, term in enumerate(terms) if term.dense is not None}
-    return MaskArguments(arguments, len(terms), *map(_set_bits, (used, with_documents, with_dense)))
-
-
-def _set_bits(numbers: set[int]) -> int:
-    """The integer whose bits with these numbers are set."""
-    return sum(1 << number for number in numbers)
+    bits = (sum(1 << number for number in numbers) for numbers in (used, with_documents, with_dense))
+    return MaskArguments(arguments, len(terms), *bits)
 
 
 def _build_table(terms: list[Term], device: torch.device) -> Tensor:
@@ -242,16 +238,11 @@ def _cache_plan(
 ) -> TilePlan:
     """The plan of these tiles by others, made once for each mask and device."""
     if mask is not None and tiles[0] * tiles[1] <= VISIT_ALL_TILES:
-        mask, key, make = None, ("all tiles", *tiles), lambda: _plan_all_tiles(*tiles, device)
+        none = torch.zeros(1, 1, tiles[0], dtype=torch.long, device=device)
+        everything = torch.ones(1, 1, *tiles, dtype=torch.bool, device=device)
+        mask, key, make = None, ("all tiles", *tiles), lambda: _pack_plan(everything, none, none, none, none)
     plan: TilePlan = cache_on_device(key, device, make) if mask is None else mask.once(key, make)
     return plan
-
-
-def _plan_all_tiles(tiles: int, others: int, device: torch.device) -> TilePlan:
-    """The plan that visits every tile and evaluates the mask in each."""
-    visible = torch.ones(1, 1, tiles, others, dtype=torch.bool, device=device)
-    none = torch.zeros(1, 1, tiles, dtype=torch.long, device=device)
-    return _pack_plan(visible, none, none, none, none)
 
 
 def _classify_tiles(
