@@ -14,7 +14,6 @@ from clearhead import Mask
 from clearhead.errors import BackendError
 from clearhead.lens import measure
 from clearhead.lens.measures import (
-    compiled,
     compiled_rows,
     measure_dispatch,
     thread_pool,
@@ -37,7 +36,7 @@ def tiles(request: pytest.FixtureRequest, monkeypatch) -> None:
             monkeypatch.setattr(tile_job, name, value)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.job().top <= compiled.MAX_TOP])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.job().top <= tiled.MAX_COMPILED_TOP])
 def test_every_measure_is_exact(name, tiles):
     job = CASES[name].job()
     assert_exact(run_job(job, "compiled"), job)
@@ -116,7 +115,7 @@ def test_every_power_of_two_is_within_one_unit_in_the_last_place():
 def test_threads_are_exact_and_deterministic(threads, monkeypatch):
     monkeypatch.setattr(tile_job, "SPLIT_FROM", 1)
     monkeypatch.setattr(tile_job, "THREADS_FROM_SCORES", 1)
-    monkeypatch.setattr(compiled, "THREADS_FROM_SCORES", 1)
+    monkeypatch.setattr(tiled, "COMPILED_THREADS_FROM_SCORES", 1)
     monkeypatch.setattr(tile_job, "CPU_TILE_SCORES", 9000)
     monkeypatch.setattr(thread_pool.torch, "get_num_threads", lambda: threads)
     job = CASES["everything"].job()
@@ -134,7 +133,7 @@ def test_it_is_chosen_for_many_scores_only(monkeypatch):
     monkeypatch.setitem(
         measure_dispatch.METHODS,
         "compiled",
-        measure_dispatch.Method(lambda job: taken.append(job) or tiled.run(job), compiled.explain_refusal),
+        measure_dispatch.Method(lambda job: taken.append(job) or tiled.run(job), tiled.explain_compiled_refusal),
     )
     few, many = torch.zeros(1, 1, 64, 2), torch.zeros(1, 1, 512, 2)
     measure(few, few)
@@ -197,8 +196,8 @@ def test_a_numba_that_cannot_compile_is_refused(place, reason, monkeypatch):
 
         monkeypatch.delitem(sys.modules, compiled_rows.__name__)
         monkeypatch.setattr(sys, "meta_path", [FullDisk(), *sys.meta_path])
-    explain = inspect.unwrap(compiled._explain_missing_loop)
-    monkeypatch.setattr(compiled, "_explain_missing_loop", explain)
+    explain = inspect.unwrap(tiled._explain_missing_loop)
+    monkeypatch.setattr(tiled, "_explain_missing_loop", explain)
     x = torch.zeros(1, 1, 512, 2)
     with pytest.raises(BackendError, match=f"'compiled' cannot measure this: .*{reason}.*; 'auto' would take 'tiled'"):
         measure(x, x, backend="compiled")

@@ -6,7 +6,7 @@ import torch
 from clearhead import Decoder, ModelConfig
 from clearhead.errors import LensError
 from clearhead.lens import watch
-from clearhead.lens.analysis.repeated_tokens import draw_repeated_tokens, score_repeated_tokens
+from clearhead.lens.analysis.roles import draw_repeated_tokens, score_repeated_tokens
 from tests.lens.handmade_heads import WORDS, Built
 
 

@@ -9,7 +9,7 @@ from transformers.models.clvp.tokenization_clvp import bytes_to_unicode
 from clearhead import watch
 from clearhead.explore.huggingface_folder import HuggingFaceTracer
 from clearhead.explore.token_axis import display_tokens
-from clearhead.lens.record.attention_record import byte_alphabet, make_namer
+from clearhead.lens.record.token_labels import byte_alphabet, make_namer
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 SPLIT = pre_tokenizers.Sequence([pre_tokenizers.Digits(), BYTES])

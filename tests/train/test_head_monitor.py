@@ -12,7 +12,7 @@ import torch
 
 import clearhead.train
 from clearhead import Decoder, EncoderDecoder, Mask, ModelConfig
-from clearhead.lens.analysis.repeated_tokens import score_repeated_tokens
+from clearhead.lens.analysis.roles import score_repeated_tokens
 from clearhead.tasks.language_model.language_processor import PackedExamples
 from clearhead.text.packed_documents import PackedDocuments
 from clearhead.train import head_monitor

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import CheckpointError, DataError, LensError, PackageError
 from clearhead.explore.live_model import LiveModel, count_positions
-from clearhead.lens.record.attention_record import make_namer
+from clearhead.lens.record.token_labels import make_namer
 from clearhead.model.devices import resolve_device
 from clearhead.tasks.settings import Options, option
 from clearhead.tasks.trace import ContinuableTracer, Trace

@@ -22,9 +22,9 @@ from torch.nn import functional
 
 from clearhead.errors import RecordError
 from clearhead.explore.scene_json import AxisExtras, AxisJson
-from clearhead.lens.record.attention_record import SPACE, byte_alphabet
 from clearhead.lens.record.attention_views import Forward
 from clearhead.lens.record.call_metadata import TokenChance
+from clearhead.lens.record.token_labels import SPACE, byte_alphabet
 from clearhead.tasks.media import PictureInput, SoundInput, media_from_json
 
 PICTURE_PIXELS = 448  # a side of pictures in a page

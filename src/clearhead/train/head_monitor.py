@@ -26,7 +26,7 @@ from clearhead.attention import MultiHeadAttention, Seen
 from clearhead.attention.call import check_call
 from clearhead.lens import ROLES, measure
 from clearhead.lens.analysis.norms import make_value_norms
-from clearhead.lens.analysis.repeated_tokens import MIN_VISIBLE, PASSAGE, draw_repeated_tokens, score_repeated_tokens
+from clearhead.lens.analysis.roles import MIN_VISIBLE, PASSAGE, draw_repeated_tokens, score_repeated_tokens
 from clearhead.lens.attention_names import find_attentions
 from clearhead.lens.measures.visible_keys import count_visible_keys
 from clearhead.model import Decoder, Model

@@ -73,7 +73,9 @@ def _split_by_side(sights: list[Sight]) -> tuple[list[Sight], list[Sight]]:
     """
     stacks: dict[str, list[Sight]] = {}
     for sight in sights:
-        stacks.setdefault(_get_stack(sight.name), []).append(sight)
+        # All before the first number, such as "vision.encoder"; or nothing
+        stack, *number = re.split(r"(?:^|\.)\d+(?:\.|$)", sight.name, maxsplit=1)
+        stacks.setdefault(stack if number else "", []).append(sight)
     crossing = [name for name, layers in stacks.items() if any(sight.cross for sight in layers)]
     targets = crossing or list(stacks)
     sources = [name for name in stacks if name not in targets]
@@ -85,12 +87,6 @@ def _split_by_side(sights: list[Sight]) -> tuple[list[Sight], list[Sight]]:
             )
     target, source = ([sight for name in names for sight in stacks[name]] for names in (targets, sources))
     return target, source
-
-
-def _get_stack(name: str) -> str:
-    """The name of the stack of layers: all before the first number, such as "vision.encoder"; or nothing."""
-    stack, *number = re.split(r"(?:^|\.)\d+(?:\.|$)", name, maxsplit=1)
-    return stack if number else ""
 
 
 def _start_rows(sights: list[Sight], token: int) -> Tensor:

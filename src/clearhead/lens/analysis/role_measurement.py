@@ -11,8 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
-from clearhead.lens.analysis.repeated_tokens import MIN_VISIBLE, PASSAGE, draw_repeated_tokens, make_repeat_probes
-from clearhead.lens.analysis.roles import NEAR, HeadRoles, counts_queries
+from clearhead.lens.analysis.roles import (
+    MIN_VISIBLE,
+    NEAR,
+    PASSAGE,
+    HeadRoles,
+    counts_queries,
+    draw_repeated_tokens,
+    make_repeat_probes,
+)
 from clearhead.lens.attention_names import find_attentions, to_python_number, unwrap_model
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.capture.watch_settings import Probe

@@ -101,14 +101,7 @@ patches = Attachments[PatchedAttribute, Any](PatchedAttribute.update)
 _methods: dict[tuple[type, str], PatchedAttribute] = {}
 
 
-class _RunningMethods(threading.local):
-    """The observed methods that run in this thread, by name and object."""
-
-    def __init__(self) -> None:
-        self.calls = set[tuple[str, int]]()
-
-
-_running = _RunningMethods()
+_running = threading.local()  # its `calls` are the observed methods that run in this thread, by name and object
 
 
 @contextmanager
@@ -131,14 +124,14 @@ def observe_method(owner: type, name: str, callback: Callable[..., None]) -> Ite
 def _wrap_method(owner: type, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        running = (name, id(args[0]))
-        if running in _running.calls:
+        running, calls = (name, id(args[0])), vars(_running).setdefault("calls", set())
+        if running in calls:
             return method(*args, **kwargs)
-        _running.calls.add(running)
+        calls.add(running)
         try:
             result = method(*args, **kwargs)
         finally:
-            _running.calls.remove(running)
+            calls.remove(running)
         patch = _methods[owner, name]
         if patch.replacement is call:  # else it is inside the wrapper of somebody else, after we have left
             for callback in patches.users(patch):

@@ -33,14 +33,36 @@ class EncodedCall(NamedTuple):
     floats: list[float]
 
 
-def encode_values(values: Sequence[Any]) -> EncodedCall:
+def encode_values(value: Any, into: EncodedCall | None = None) -> EncodedCall:
     """None, tensors, numbers, texts, and lists and dictionaries of these, as tensors, integers and floats.
 
     torch.compile traces it, so it is kept simple.
     """
-    encoded = EncodedCall([], [], [])
-    _encode_value(values, encoded)
-    return encoded
+    into = EncodedCall([], [], []) if into is None else into
+    if value is None:
+        into.numbers.append(NONE)
+    elif isinstance(value, Tensor):
+        into.numbers.append(TENSOR)
+        into.tensors.append(value.detach())
+    elif isinstance(value, bool):
+        into.numbers.extend([BOOLEAN, int(value)])
+    elif isinstance(value, int):
+        into.numbers.extend([INTEGER, value])
+    elif isinstance(value, float):
+        into.numbers.append(FLOAT)
+        into.floats.append(value)
+    elif isinstance(value, str):
+        into.numbers.extend([TEXT, len(value), *[ord(letter) for letter in value]])
+    elif isinstance(value, (list, tuple)):
+        into.numbers.extend([LIST, len(value)])
+        for element in value:
+            encode_values(element, into)
+    else:
+        into.numbers.extend([DICT, len(value)])
+        for name, element in value.items():
+            encode_values(name, into)
+            encode_values(element, into)
+    return into
 
 
 def decode_values(encoded: EncodedCall) -> list[Any]:
@@ -74,32 +96,6 @@ def decode_seen(encoded: EncodedCall) -> Seen:
     mask = None if mask is None else Mask.from_state(mask)
     bias = None if bias is None else Bias.from_state(bias)
     return Seen(q, k, v, mask, scale, bias, softcap, sinks, logsumexp, cross=cross)
-
-
-def _encode_value(value: Any, into: EncodedCall) -> None:
-    if value is None:
-        into.numbers.append(NONE)
-    elif isinstance(value, Tensor):
-        into.numbers.append(TENSOR)
-        into.tensors.append(value.detach())
-    elif isinstance(value, bool):
-        into.numbers.extend([BOOLEAN, int(value)])
-    elif isinstance(value, int):
-        into.numbers.extend([INTEGER, value])
-    elif isinstance(value, float):
-        into.numbers.append(FLOAT)
-        into.floats.append(value)
-    elif isinstance(value, str):
-        into.numbers.extend([TEXT, len(value), *[ord(letter) for letter in value]])
-    elif isinstance(value, (list, tuple)):
-        into.numbers.extend([LIST, len(value)])
-        for element in value:
-            _encode_value(element, into)
-    else:
-        into.numbers.extend([DICT, len(value)])
-        for name, element in value.items():
-            _encode_value(name, into)
-            _encode_value(element, into)
 
 
 def _decode_value(tensors: Iterator[Tensor], numbers: Iterator[int], floats: Iterator[float]) -> Any:

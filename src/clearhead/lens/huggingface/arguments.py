@@ -108,14 +108,9 @@ def _unwrap_partial(function: Any) -> Any:
     return function
 
 
-def _find_transformers() -> str:
-    """The folder of transformers' files, found without importing it."""
-    spec = importlib.util.find_spec("transformers")
-    folders = [] if spec is None else list(spec.submodule_search_locations or ())
-    return os.path.join(os.fspath(folders[0]) if folders else "no transformers", "")
-
-
-TRANSFORMERS = _find_transformers()
+_spec = importlib.util.find_spec("transformers")
+_folders = [] if _spec is None else list(_spec.submodule_search_locations or ())
+TRANSFORMERS = os.path.join(os.fspath(_folders[0]) if _folders else "no transformers", "")  # its folder, not imported
 
 
 def to_seen(got: AttentionArguments, keys: int, masks: Masks) -> Seen:
@@ -253,7 +248,8 @@ def _find_refusal(kind: str, function: Any, q: Tensor, k: Tensor, options: Any) 
 
 
 @functools.cache
-def _get_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+def list_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a function's parameters."""
     return tuple(inspect.signature(function).parameters)
 
 
@@ -264,4 +260,4 @@ def _accepts(function: Callable[..., Any], name: str) -> bool:
 
 def _name_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
     """Positional arguments by name, from the sixth on."""
-    return dict(zip(_get_parameters(function)[5:], args, strict=False))
+    return dict(zip(list_parameters(function)[5:], args, strict=False))

@@ -7,7 +7,6 @@ as dropped beams do. Samples that finish before the others of a batch are read f
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 import warnings
 import weakref
@@ -29,7 +28,7 @@ from clearhead.lens.capture.attachments import (
 )
 from clearhead.lens.capture.collector import Collector, refuse_unmeasurable
 from clearhead.lens.capture.compiled_graphs import is_recomputing
-from clearhead.lens.huggingface.arguments import AttentionArguments, to_seen
+from clearhead.lens.huggingface.arguments import AttentionArguments, list_parameters, to_seen
 from clearhead.lens.huggingface.cache_positions import (
     CacheGrowth,
     ForwardPass,
@@ -44,12 +43,7 @@ from clearhead.lens.huggingface.cache_positions import (
     read_layer_number,
     read_layer_states,
 )
-from clearhead.lens.huggingface.discovery import (
-    REMEDY,
-    describe_attentions,
-    describe_modules,
-    find_unseen_modules,
-)
+from clearhead.lens.huggingface.discovery import REMEDY, describe_attentions, describe_modules, find_unseen_modules
 from clearhead.lens.huggingface.interposition import observe_modules, replaces_forward
 
 FINISHED_BEAMS_METHOD = "_update_finished_beams"  # of generate()
@@ -273,7 +267,7 @@ class ForwardTracker:
         kind: Any = type(module)
         if (
             both
-            and "decoder_input_ids" not in _get_signature(kind).parameters
+            and "decoder_input_ids" not in list_parameters(kind.forward)
             and self._find_growth_kinds(module) == {True}
         ):
             source, target = None, source  # the decoder by itself
@@ -367,14 +361,9 @@ def _are_equal(numbers: Tensor | None, others: Tensor | None) -> bool:
     return numbers.device == others.device and torch.equal(numbers, others)
 
 
-@functools.cache
-def _get_signature(kind: type) -> inspect.Signature:
-    return inspect.signature(kind.forward)  # type: ignore[attr-defined]
-
-
-def _name_arguments(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _name_arguments(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a forward pass by name."""
     if not args:
         return kwargs
-    names = list(_get_signature(kind).parameters)[1:]
+    names = list_parameters(kind.forward)[1:]
     return {**dict(zip([*names, *map(str, range(len(args)))], args, strict=False)), **kwargs}

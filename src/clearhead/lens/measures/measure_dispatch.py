@@ -17,7 +17,7 @@ from clearhead.attention.call import AnyBias, Call, Scale, check_call
 from clearhead.attention.masks import Mask
 from clearhead.errors import BackendError, DeviceError, ShapeError
 from clearhead.formatting import suggest_name
-from clearhead.lens.measures import compiled, one_query, tiled
+from clearhead.lens.measures import one_query, tiled
 from clearhead.lens.measures.definition import (
     MAX_TOP,
     MeasureJob,
@@ -49,7 +49,7 @@ METHODS = {
     "defined": Method(measure_by_definition),
     "single": Method(one_query.run, _explain_several_queries),
     "tiled": Method(tiled.run),
-    "compiled": Method(compiled.run, compiled.explain_refusal),
+    "compiled": Method(tiled.run_compiled, tiled.explain_compiled_refusal),
     "triton": Method(launch.run, launch.explain_refusal),
 }
 BACKENDS = ("auto", *METHODS)
@@ -187,7 +187,7 @@ def _choose_method(job: MeasureJob) -> str:
     if _explain_several_queries(job) is None:
         return "single"
     scores = math.prod(job.call.q.shape[:2]) * len(job.rows) * job.call.k.shape[2]
-    return "compiled" if scores >= NUMBA_FROM_SCORES and compiled.explain_refusal(job) is None else "tiled"
+    return "compiled" if scores >= NUMBA_FROM_SCORES and tiled.explain_compiled_refusal(job) is None else "tiled"
 
 
 def measure_token_distance(

@@ -1,24 +1,17 @@
-"""Record: everything a watch measured, by attention name; save it, load it, merge it with others, name its tokens."""
+"""Record: everything a watch measured; index it by attention name, save it, load it, merge it with others."""
 
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from clearhead.errors import RecordError
 from clearhead.lens.record.attention_views import Forward, Sight, check_seen_name
-from clearhead.lens.record.record_tables import (
-    HeadChange,
-    RunningStatistics,
-    Statistics,
-    compare_records,
-    make_table,
-)
+from clearhead.lens.record.record_tables import HeadChange, RunningStatistics, Statistics, compare_records, make_table
+from clearhead.lens.record.token_labels import make_namer
 
 
 def _add_call(call: Forward, running: dict[str, RunningStatistics]) -> None:
@@ -28,8 +21,6 @@ def _add_call(call: Forward, running: dict[str, RunningStatistics]) -> None:
 
 
 VIEWER = "clearhead.explore"  # by name: the lens must not import it
-SPACE = "▁"  # SentencePiece's, and clearhead's own
-ESCAPED = re.compile("[\udc80-\udcff]")  # what Python makes of a byte that is no UTF-8
 
 
 class Record:
@@ -220,74 +211,3 @@ class Record:
             rest.append(f"  not recorded, of {len(self.watched)} that were watched: {shown}")
         rest += [f"  call {n} interrupted: {call.interrupted}" for n, call in enumerate(self.calls) if call.interrupted]
         return "\n".join([f"Record of {calls}, {len(self.names)} attentions", *lines, *rest])
-
-
-def make_namer(namer: Any) -> Callable[[int], str]:
-    """A function from token id to text, made from a tokenizer of ours or Hugging Face's, or from a callable.
-
-    Where every character of a token stands for a byte, as in GPT-2's, Llama 3's and Qwen's, it is the text of these.
-    """
-    if hasattr(namer, "pieces"):
-        return lambda number: _format_token(namer.pieces([number])[0], number)
-    for method in ("convert_ids_to_tokens", "id_to_token"):
-        if hasattr(namer, method):
-            read, added, name = _find_byte_decoder(namer), _find_added_tokens(namer), getattr(namer, method)
-            return lambda number: _format_token(name(number), number, None if number in added else read)
-    if hasattr(namer, "decode"):
-        return lambda number: _format_token(namer.decode([number]), number)
-    if callable(namer):
-        return lambda number: _format_token(namer(number), number)
-    raise RecordError(
-        f"a {type(namer).__name__} cannot name tokens; pass a tokenizer, or a function from a number to its text"
-    )
-
-
-def decode_byte_characters(token: str, bytes_of: Mapping[str, int]) -> str:
-    """Decodes a byte-level token to text; other tokens are returned unchanged.
-
-    >>> [decode_byte_characters(token, byte_alphabet()) for token in ("Ġlow", "æĪĳ", "çĪ", "åĮĹäº", "北京")]
-    ['▁low', '我', '<0xE7><0x88>', '北<0xE4><0xBA>', '北京']
-    """
-    if not all(mark in bytes_of for mark in token):
-        return token
-    text = bytes(bytes_of[mark] for mark in token).decode("utf-8", "surrogateescape").replace(" ", SPACE)
-    return ESCAPED.sub(lambda escaped: f"<0x{ord(escaped[0]) - 0xDC00:02X}>", text)
-
-
-@cache
-def byte_alphabet() -> dict[str, int]:
-    """GPT-2's byte-level alphabet as {character: byte}: printable bytes are themselves, the rest U+0100 and up."""
-    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printed]
-    return {chr(byte): byte for byte in printed} | {chr(256 + number): byte for number, byte in enumerate(others)}
-
-
-def _format_token(name: object, number: int, bytes_of: Mapping[str, int] | None = None) -> str:
-    if not isinstance(name, str):
-        return f"<{number}>"  # a number that the tokenizer does not know
-    return name if bytes_of is None else decode_byte_characters(name, bytes_of)
-
-
-def _find_byte_decoder(tokenizer: Any) -> Mapping[str, int] | None:
-    """The {character: byte} table of a byte-level tokenizer; None for others."""
-    decoder = getattr(tokenizer, "byte_decoder", None)  # of those written in Python
-    if isinstance(decoder, Mapping):
-        return decoder
-    engine = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    parts = [getattr(engine, name, None) for name in ("normalizer", "pre_tokenizer", "decoder")]
-    return byte_alphabet() if any(map(_works_on_bytes, parts)) else None
-
-
-def _works_on_bytes(part: Any) -> bool:
-    """Whether a component of a tokenizer, or one inside it, is of the type ByteLevel, by its JSON."""
-    try:
-        return re.search(rb'"type": *"ByteLevel"', part.__getstate__()) is not None
-    except Exception:  # the library's own: components written in Python have no description
-        return False
-
-
-def _find_added_tokens(tokenizer: Any) -> set[int]:
-    """Ids of tokens added verbatim to the vocabulary, such as <|im_start|>."""
-    if hasattr(tokenizer, "get_added_tokens_decoder"):
-        return set(tokenizer.get_added_tokens_decoder())
-    return set(getattr(tokenizer, "added_tokens_decoder", ()))
