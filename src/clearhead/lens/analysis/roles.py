@@ -1,4 +1,4 @@
-"""Head roles: formulas, thresholds, the table of all heads, and random tokens that are repeated, a probe for induction."""
+"""Head roles: formulas, thresholds, a table of all heads, and the repeated tokens on which induction is measured."""
 
 from __future__ import annotations
 
