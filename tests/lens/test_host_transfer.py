@@ -46,7 +46,7 @@ def test_small_and_large_tensors_arrive_in_their_order(monkeypatch, small, chunk
     monkeypatch.setattr(host_transfer, "BUDGET_SHARE", share)
     given = KINDS | {"here": torch.ones(2)}
     found = HostTransfer().send({name: one if name == "here" else one.cuda() for name, one in given.items()})
-    assert found.names == list(given)
+    assert list(found.tensors) == list(given)
     assert_same(found, given)
 
 
@@ -140,7 +140,7 @@ def test_tensors_arrive_whatever_is_packed_and_whenever_copies_begin(stub_gpu, m
     transfer = HostTransfer()
     found = [transfer.send({name: one if name == "here" else device(one) for name, one in given.items()}) for _ in "ab"]
     for one in found:
-        assert one.names == list(given)
+        assert list(one.tensors) == list(given)
         assert_same({name: one[name].as_subclass(torch.Tensor) for name in given}, given)
 
 

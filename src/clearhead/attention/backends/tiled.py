@@ -38,13 +38,6 @@ class Options(NamedTuple):
     seed: int
 
 
-class Tile(NamedTuple):
-    """A block of queries and the run of keys that any of them may see."""
-
-    rows: slice
-    run: VisibleRun
-
-
 def explain_refusal(call: Call) -> str | None:
     """None: this backend computes any call."""
     return None
@@ -77,14 +70,13 @@ class _Tiled(torch.autograd.Function):
         work = _TileArithmetic(q, k, v, sinks, options)
         out = v.new_zeros(*q.shape[:3], v.shape[3])
         largest, share = q.new_zeros(*q.shape[:3], 1), q.new_zeros(*q.shape[:3], 1)
-        for tile in work.tiles():
-            rows, columns = tile.rows, tile.run.columns
-            scores, _ = work.scores(tile)
+        for rows, run in work.tiles():
+            columns, (scores, _) = run.columns, work.scores(rows, run)
             largest[:, :, rows] = most = work.largest(scores)
             weights = _exp_(scores.sub_(most))
             share[:, :, rows] = part = work.share(weights, most)
             if options.dropout:
-                weights *= work.dropout_factors(tile, weights)
+                weights *= work.dropout_factors(rows.start, weights)
             out[:, :, rows] = work.times_keys(weights, work.v[:, :, columns]) * part
         ctx.save_for_backward(q, k, v, sinks, parameter, largest, share)
         ctx.options = options
@@ -104,16 +96,15 @@ class _Tiled(torch.autograd.Function):
         of_q, of_k, of_v = torch.zeros_like(q), torch.zeros_like(work.k), torch.zeros_like(work.v)
         of_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=q.dtype)
         of_bias = torch.zeros_like(parameter, dtype=q.dtype) if ctx.needs_input_grad[4] else None
-        for tile in work.tiles():
-            rows, columns = tile.rows, tile.run.columns
-            most, part = largest[:, :, rows], share[:, :, rows]
-            scores, slope = work.scores(tile, backward=True)
+        for rows, run in work.tiles():
+            columns, most, part = run.columns, largest[:, :, rows], share[:, :, rows]
+            scores, slope = work.scores(rows, run, backward=True)
             weights = _exp_(scores.sub_(most))  # not yet normalised: that is applied to the gradient, which is smaller
             of_out = grad[:, :, rows].to(q.dtype) * part
             of_weights = multiply_heads(of_out, work.v[:, :, columns])
             used = weights
             if options.dropout:
-                factors = work.dropout_factors(tile, weights)
+                factors = work.dropout_factors(rows.start, weights)
                 of_weights *= factors
                 used = weights * factors
             of_v[:, :, columns] += work.over_queries(used, of_out)
@@ -147,8 +138,8 @@ class _TileArithmetic:
         self.queries, self.keys = q.shape[2], k.shape[2]
         self.scorer = TileScorer(options.softcap, bias, options.mask, self.queries, self.keys)
 
-    def tiles(self) -> Iterator[Tile]:
-        """Blocks of queries that see anything, each with the run of keys that it may see."""
+    def tiles(self) -> Iterator[tuple[slice, VisibleRun]]:
+        """Blocks of queries that see anything, each with the run of keys that any of them may see."""
         samples = self.q.shape[0] * self.q.shape[1]
         held = TILE_SCORES * GPU_TILES if self.q.is_cuda else TILE_SCORES
         rows = max(16, min(512, held // max(1, samples * self.keys), self.queries))
@@ -159,13 +150,13 @@ class _TileArithmetic:
             runs = find_visible_runs(self.options.mask, self.queries, self.keys, rows, columns, self.q.device)
         for n, row in enumerate(range(0, self.queries, rows)):
             if runs[n].columns.stop:
-                yield Tile(slice(row, min(row + rows, self.queries)), runs[n])
+                yield slice(row, min(row + rows, self.queries)), runs[n]
 
-    def scores(self, tile: Tile, *, backward: bool = False) -> tuple[Tensor, Tensor | None]:
+    def scores(self, rows: slice, run: VisibleRun, *, backward: bool = False) -> tuple[Tensor, Tensor | None]:
         """The scores of a tile, −inf where hidden, and for the backward pass the slope of the cap."""
-        scores = multiply_heads(self.q[:, :, tile.rows], self.k[:, :, tile.run.columns])
+        scores = multiply_heads(self.q[:, :, rows], self.k[:, :, run.columns])
         slope = self.scorer.cap_(scores, with_slope=backward)
-        return self.scorer.add_bias_and_mask_(scores, *tile), slope
+        return self.scorer.add_bias_and_mask_(scores, rows, run), slope
 
     def largest(self, scores: Tensor) -> Tensor:
         """The largest score of each row, its sink included; 0 for a row that sees nothing."""
@@ -181,9 +172,9 @@ class _TileArithmetic:
             total += (self.sinks - largest).exp()
         return total.reciprocal().masked_fill(total == 0, 0.0)
 
-    def dropout_factors(self, tile: Tile, like: Tensor) -> Tensor:
-        """Dropout's factors for a tile, the same in both passes."""
-        generator = torch.Generator(like.device).manual_seed(self.options.seed + tile.rows.start)
+    def dropout_factors(self, row: int, like: Tensor) -> Tensor:
+        """Dropout's factors for the tile that begins at this row, the same in both passes."""
+        generator = torch.Generator(like.device).manual_seed(self.options.seed + row)
         keep, factor = draw_keep_mask(like, self.options.dropout, generator)
         return keep * factor
 

@@ -202,7 +202,7 @@ class GrowingAttention:
         self.send_results()
         if self._sight is None:
             assert self._sent_sums is not None, "an attention is in a call as soon as it was measured"
-            names = self.pieces[0][1].names
+            names = self.pieces[0][1].tensors
             whole = {name: join_pieces(self.pieces, name, self.history, SEES_NOTHING.get(name, 0)) for name in names}
             logsumexp = whole["logsumexp"] if self.detail.measures_all_queries else None
             spans = dict(self.spans or {})

@@ -31,10 +31,6 @@ class ArrivingTensors:
             self.transfer.wait()
         return self.tensors[name]
 
-    @property
-    def names(self) -> list[str]:
-        return list(self.tensors)
-
 
 class HostTransfer:
     """Sends tensors to the CPU without waiting for the GPU. Tensors must not be written to after `send`.
