@@ -70,7 +70,7 @@ def truth(job: MeasureJob, keys: torch.Tensor) -> torch.Tensor:
 
 def judge(job: MeasureJob, keys: torch.Tensor) -> None:
     logsumexp = run_job(job, "tiled").logsumexp
-    found, wanted = compute_probe_weights(job.call, keys, logsumexp, rows=job.rows), truth(job, keys)
+    found, wanted = compute_probe_weights(job.call, keys, logsumexp, job.rows), truth(job, keys)
     scores, visible = reference.scores(in_float64(job).call)
     largest = scores.masked_fill(~visible, 0.0).abs().max().item()
     limit = 8 * torch.finfo(found.dtype).eps * (1 + largest) * (1 + wanted)
@@ -82,20 +82,19 @@ WITH_KEYS = [name for name in CASES if name not in ("no keys", "no samples", "no
 
 
 @pytest.mark.parametrize("name", WITH_KEYS)
-def test_a_key_for_each_query_of_each_sample(name, device):
+def test_a_key_for_each_query(name, device):
     job = CASES[name].job(device=device)
-    batch, _, _, keys = job.call.sizes
-    named = torch.randint(-1, keys + 1, (batch, len(job.rows)), generator=torch.Generator().manual_seed(1))
+    keys = job.call.k.shape[2]
+    named = torch.randint(-1, keys + 1, (len(job.rows),), generator=torch.Generator().manual_seed(1))
     judge(job, named.to(device))
 
 
 @pytest.mark.parametrize("name", ["causal, padding left", "everything", "every 16th, causal", "a bias of −inf"])
 @pytest.mark.parametrize("step", [0, -1, 1])
-def test_neighbours_are_the_same_keys_for_all_samples(name, step, device):
+def test_neighbours_of_the_query_itself(name, step, device):
     job = CASES[name].job(device=device)
     positions = torch.tensor(job.rows, device=device) + job.offset
     judge(job, positions + step)
-    judge(job, (positions + step)[None])
 
 
 @pytest.mark.parametrize("name", HALF)
@@ -109,23 +108,23 @@ def test_by_hand():
     x = torch.tensor([0.0, math.log(3)]).view(1, 1, 2, 1)
     job = job._replace(call=job.call._replace(q=torch.ones(1, 1, 2, 1), k=x, v=x, mask=None, scale=1.0))
     logsumexp = torch.full((1, 1, 2), math.log(4))
-    assert compute_probe_weights(job.call, torch.tensor([0, 1]), logsumexp).flatten().tolist() == pytest.approx(
-        [1 / 4, 3 / 4]
-    )
-    assert compute_probe_weights(job.call, torch.tensor([-1, 2]), logsumexp).flatten().tolist() == [0, 0]
+    assert compute_probe_weights(
+        job.call, torch.tensor([0, 1]), logsumexp, range(2)
+    ).flatten().tolist() == pytest.approx([1 / 4, 3 / 4])
+    assert compute_probe_weights(job.call, torch.tensor([-1, 2]), logsumexp, range(2)).flatten().tolist() == [0, 0]
 
 
 def test_a_query_that_sees_nothing_gives_nothing():
     job = CASES["nothing visible, sinks"].job()
     keys = torch.zeros(len(job.rows), dtype=torch.long)
-    assert not compute_probe_weights(job.call, keys, run_job(job).logsumexp).any()
+    assert not compute_probe_weights(job.call, keys, run_job(job).logsumexp, job.rows).any()
 
 
 @pytest.mark.parametrize("name", ["no keys", "no samples", "no queries"])
 def test_empty_inputs_give_zeros(name):
     job = CASES[name].job()
     keys = torch.zeros(len(job.rows), dtype=torch.long)
-    found = compute_probe_weights(job.call, keys, run_job(job).logsumexp)
+    found = compute_probe_weights(job.call, keys, run_job(job).logsumexp, job.rows)
     assert found.shape == job.call.q.shape[:3]
     assert name != "no keys" or not found.any()
 
@@ -134,7 +133,7 @@ def test_empty_inputs_give_zeros(name):
 def test_probes_of_all_keys_add_up_to_one(query):
     job = CASES["causal"].job()._replace(rows=range(query, query + 1))
     logsumexp = run_job(job).logsumexp
-    total = sum(compute_probe_weights(job.call, torch.tensor([key]), logsumexp, rows=job.rows) for key in range(163))
+    total = sum(compute_probe_weights(job.call, torch.tensor([key]), logsumexp, job.rows) for key in range(163))
     torch.testing.assert_close(total, torch.ones_like(total))
 
 
@@ -142,7 +141,6 @@ def test_probes_of_all_keys_add_up_to_one(query):
 def test_keys_for_other_queries_are_refused():
     job = CASES["causal, padding left"].job()
     logsumexp = run_job(job).logsumexp
-    with pytest.raises(ShapeError, match=r"\(163,\) or .* = \(3, 163\), got \(7,\)"):
-        compute_probe_weights(job.call, torch.zeros(7, dtype=torch.long), logsumexp)
-    with pytest.raises(ShapeError, match=r"\(2, 163\)"):
-        compute_probe_weights(job.call, torch.zeros(2, 163, dtype=torch.long), logsumexp)
+    for shape in [(7,), (3, 163)]:
+        with pytest.raises(ShapeError, match=r"\(163,\), got"):
+            compute_probe_weights(job.call, torch.zeros(shape, dtype=torch.long), logsumexp, job.rows)

@@ -210,10 +210,10 @@ def get_query_texts(sight: Sight, sample: int, named_by: str | None = None) -> T
         return [written[position] if position < len(written) else None for position in positions]
     if sight.forward is None:
         return None
-    if not sight.cross:
-        return _texts_or_none([sight.text(sample, position) for position in positions])
-    kind = sight.forward.kind_of(sight.name, False)
-    return _texts_or_none([sight.forward.text(kind, sample, position, sight.inputs) for position in positions])
+    texts = sight.texts(sample)
+    if sight.cross:
+        texts = sight.forward.texts(sight.forward.kind_of(sight.name, False), sample, sight.inputs)
+    return _texts_or_none([texts[position] if position < len(texts) else None for position in positions])
 
 
 def get_written_texts(sight: Sight, named_by: str | None = None) -> Texts:

@@ -138,8 +138,7 @@ class PartMeasurement:
             positions = torch.tensor(self.job.rows, dtype=torch.long) + self.job.offset + self.part.first_key
             keys = probe(positions).to(self.job.call.q.device)
             keys = torch.where(keys >= self.part.first_key, keys - self.part.first_key, -1)
-            keys = keys.expand(self.job.call.q.shape[0], -1)
-            weights[f"probe {name}"] = compute_probe_weights(self.job.call, keys, result.logsumexp, rows=self.job.rows)
+            weights[f"probe {name}"] = compute_probe_weights(self.job.call, keys, result.logsumexp, self.job.rows)
         return weights
 
     def finish(self) -> None:

@@ -177,13 +177,15 @@ def plan_stacks(job: MeasureJob, tile_scores: int, workers: int = 1) -> list[Til
     if height != rows and not by_sample:
         runs = _find_runs(job, job.call.mask, height)
     stacks, scorer = [], TileScorer.of_call(job.call)
-    for samples in _split_range(batch, together // kv_heads):
+    for samples in _cut_range(batch, together // kv_heads):
         part_scorer = scorer if samples == slice(0, batch) else scorer.select_samples(samples)
         if by_sample:
             runs = _find_runs(job, part_scorer.mask, height)
-        merged = [(part, _merge_runs(runs, part, job.rows, height)) for part in _cut_rows(count, height, job.blocks[0])]
+        merged = [
+            (part, _merge_runs(runs, part, job.rows, height)) for part in _cut_range(count, height, job.blocks[0])
+        ]
         blocks = [(part, run) for part, run in merged if run.columns.stop]
-        for kv in _split_range(kv_heads, together) if blocks else ():
+        for kv in _cut_range(kv_heads, together) if blocks else ():
             shared = (samples, slice(kv.start * group, kv.stop * group), kv, part_scorer)
             stacks.append([Tile(*shared, *block) for block in blocks])
     return stacks
@@ -213,15 +215,11 @@ def _merge_runs(runs: list[VisibleRun], part: slice, measured: range, rows: int)
     return VisibleRun(union, (union,) if columns else ())
 
 
-def _cut_rows(count: int, rows: int, block: int) -> Iterator[slice]:
-    """Cuts rows at tile edges and at edges of the map's pixels."""
-    edges = {*range(0, count, rows), count}
+def _cut_range(count: int, step: int, block: int = 0) -> Iterator[slice]:
+    """Cuts a range at every step; and, if pixels of the map are `block` wide, at their edges."""
+    step = max(1, step)
+    edges = {*range(0, count, step), count}
     if block:
-        edges |= {*range(0, count, block)} if block > rows else {count // block * block}
+        edges |= {*range(0, count, block)} if block > step else {count // block * block}
     ordered = sorted(edges)
     return (slice(start, stop) for start, stop in itertools.pairwise(ordered))
-
-
-def _split_range(size: int, step: int) -> Iterator[slice]:
-    step = max(1, step)
-    return (slice(start, min(start + step, size)) for start in range(0, size, step))

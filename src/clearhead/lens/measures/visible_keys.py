@@ -142,42 +142,31 @@ def _count_by_tiles(call: Call, rows: range, hiding: bool, *, of_keys: bool = Fa
 
 
 def compute_probe_weights(
-    call: Call,
-    keys: Int[Tensor, "#batch queries"] | Int[Tensor, " queries"],
-    logsumexp: Float[Tensor, "batch heads queries"],
-    *,
-    rows: range | None = None,
-) -> Float[Tensor, "batch heads queries"]:
-    """The weight that each query gives to the key chosen for it, in O(n·d); 0 if that is hidden or does not exist.
+    call: Call, keys: Int[Tensor, " rows"], logsumexp: Float[Tensor, "batch heads rows"], rows: range
+) -> Float[Tensor, "batch heads rows"]:
+    """The weight that each of these queries gives to its key, in O(n·d); 0 if that is hidden or does not exist.
 
-    `keys` are the same for all samples, or one row each; `rows` are the queries, if not all, and `logsumexp` is theirs.
+    `logsumexp` is that of these queries.
     """
-    batch, _, queries, size = call.sizes
-    rows = range(queries) if rows is None else rows
-    named = (keys if keys.ndim == 2 else keys[None]).to(call.q.device, torch.long)
-    if named.shape[1] != len(rows) or len(named) not in (1, batch):
-        raise ShapeError(
-            f"keys must be shaped (queries,) = ({len(rows)},) or (batch, queries) = ({batch}, {len(rows)}), "
-            f"got {tuple(keys.shape)}"
-        )
+    size = call.k.shape[2]
+    if keys.shape != (len(rows),):
+        raise ShapeError(f"keys must be shaped (queries,) = ({len(rows)},), got {tuple(keys.shape)}")
     if size == 0:
         return torch.zeros_like(logsumexp)
     with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False):
+        named = keys.to(call.q.device, torch.long)
         scores = _score_chosen_keys(call, rows, named.clamp(0, size - 1))
-        exists = ((named >= 0) & (named < size))[:, None]
+        exists = (named >= 0) & (named < size)
         visible = exists & (scores != -math.inf) & (logsumexp != -math.inf)
         return torch.where(visible, (scores - logsumexp).exp(), 0.0)
 
 
 def _score_chosen_keys(call: Call, rows: range, j: Tensor) -> Tensor:
-    """The score of each query with its chosen key, (batch, heads, rows); −inf if that is hidden."""
-    (batch, heads), (kv_heads, d) = call.sizes[:2], (call.k.shape[1], call.k.shape[3])
+    """The score of each query with its key, (batch, heads, rows); −inf if that is hidden."""
+    batch, heads = call.sizes[:2]
     q = scale_queries(call.q[:, :, rows.start : rows.stop : rows.step], call.scale)
-    if len(j) == 1:
-        k = call.k[:, :, j[0]].to(q.dtype)
-    else:
-        k = call.k.gather(2, j[:, None, :, None].expand(batch, kv_heads, -1, d)).to(q.dtype)
-    products = (q.unflatten(1, (kv_heads, -1)) * k[:, :, None]).sum(-1).flatten(1, 2)
+    k = call.k[:, :, j].to(q.dtype)
+    products = (q.unflatten(1, (k.shape[1], -1)) * k[:, :, None]).sum(-1).flatten(1, 2)
     i = torch.tensor(rows, dtype=torch.long, device=q.device)
     b, h = torch.arange(batch, device=q.device).view(-1, 1, 1), torch.arange(heads, device=q.device).view(1, -1, 1)
-    return TileScorer.of_call(call).score_pairs(products, b, h, i, j[:, None])
+    return TileScorer.of_call(call).score_pairs(products, b, h, i, j)

@@ -70,13 +70,8 @@ class Forward:
         side = "source" if "encoder" in name.split(".") else "target"
         return next((kind for kind in (("source",) if cross else (side, "tokens")) if kind in self.ids), None)
 
-    def text(self, kind: str | None, sample: int, position: int, inputs: Sequence[int] = ()) -> str | None:
-        """The label of the token at a position; several samples may share one source text."""
-        texts = self.texts(kind, sample, inputs)
-        return texts[position] if position < len(texts) else None
-
     def texts(self, kind: str | None, sample: int, inputs: Sequence[int] = ()) -> list[str | None]:
-        """The labels of all tokens of a text, None where unknown."""
+        """The labels of all tokens of a text, None where unknown; several samples may share one source text."""
         ids = None if kind is None else self.ids.get(kind)
         text = 0 if ids is None else find_text(sample, inputs, len(ids))
         if kind is None or ids is None or text >= len(ids):
