@@ -142,7 +142,10 @@ def _field_types(kind: type[Any]) -> tuple[dict[str, Any], frozenset[str]]:
 
 def kept_to_header(kept: KeptInputs, store: Store) -> KeptHeader:
     """The kept inputs of one attention, with tensors replaced by their numbers in the file."""
-    parts = [StepHeader(*step[:4], _read_state(step.mask, store), _read_state(step.bias, store)) for step in kept.parts]
+
+    def step_to_header(step: Step) -> StepHeader:
+        return StepHeader(*step[:4], _read_state(step.mask, store), _read_state(step.bias, store))
+
     return KeptHeader(
         q=store(kept.q),
         k=store(kept.k),
@@ -152,7 +155,7 @@ def kept_to_header(kept: KeptInputs, store: Store) -> KeptHeader:
         sinks=None if kept.sinks is None else store(kept.sinks),
         lengths=store(kept.lengths),
         whole_rows=kept.logsumexp is not None,
-        parts=parts,
+        parts=list(map(step_to_header, kept.parts)),
     )
 
 
