@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from clearhead import Decoder, ModelConfig
-from clearhead.lens.analysis.repeated_tokens import draw_repeated_tokens, score_repeated_tokens
+from clearhead.lens.analysis.roles import draw_repeated_tokens, score_repeated_tokens
 from clearhead.train.head_monitor import draw_roles, read_role_histories
 
 TOKENS, LENGTH, ROWS, STEPS, EVERY = 26, 60, 32, 400, 10
