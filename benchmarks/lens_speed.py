@@ -199,7 +199,7 @@ def tabulate(table: Table, size: Size, rounds: int) -> None:
 
 def passes(job: MeasureJob, given: TileShapes) -> dict[str, Run]:
     """Each pass on its own, after those it builds on."""
-    inputs = launch.KernelInputs.of_job(job)
+    inputs = launch.KernelInputs(job)
     outputs = launch.KernelOutputs(job)
 
     def row_pass() -> None:

@@ -210,7 +210,7 @@ class Collector:
             if running is not None and not static:
                 running.apply_reorders()
             current = list(self._current.values())
-            call, name = self._find_call(name, seen, first_query, growing)
+            call, name = self._choose_call(name, seen, first_query, growing)
             if growing is not None and (call.cache is None or (call.history is None and not static)):
                 if call.cache is None:
                     self._calls[id(growing)] = call
@@ -255,7 +255,7 @@ class Collector:
                 call.add_ids(kind, numbers, 0 if kind == "source" else first_query)
                 del waiting[kind]
 
-    def _find_call(self, name: str, seen: Call, first_query: int, growing: object | None) -> tuple[GrowingCall, str]:
+    def _choose_call(self, name: str, seen: Call, first_query: int, growing: object | None) -> tuple[GrowingCall, str]:
         """The call to which an attention belongs, and its name in this call."""
         running = self.find_call(growing)
         if running is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,48 +21,35 @@ from clearhead.lens.measures.kernels.tile_shapes import TileShape, count_slots, 
 LOG2E = 1 / math.log(2)
 
 
-@dataclass(frozen=True)
 class KernelInputs:
     """What all kernels read of a job."""
 
-    q: Float[Tensor, "batch heads rows d"]  # the measured queries
-    k: Float[Tensor, "batch kv_heads keys d"]
-    mask: mask_plan.MaskArguments
-    bias: tuple[Any, ...]  # of `tile_operations.add_bias`
-    scales: Float[Tensor, " heads"]  # per head, from q·k to scores in units of ln 2; with a cap, to fractions of it
-    cap: float
-    logsumexp: Float[Tensor, "batch heads rows"] | None  # of the measured queries, if the job has it
-    sizes: tuple[int, ...]  # heads, heads that share a key head, queries, keys, rows, first row, step, offset
-    constants: dict[str, Any]
-
-    @classmethod
-    def of_job(cls, job: MeasureJob) -> KernelInputs:
+    def __init__(self, job: MeasureJob) -> None:
         call, rows = job.call, job.rows
         _, heads, queries, keys = call.sizes
-        mask = mask_plan.build_mask_arguments(call.mask, call.sizes, call.q.device)
-        scales = _build_scales(call)
-        bias, kind = _build_bias(call, scales)
-        constants = {
+        self.q = call.q[:, :, rows.start : rows.stop : rows.step].detach()  # the measured queries
+        self.k = call.k.detach()
+        self.mask = mask_plan.build_mask_arguments(call.mask, call.sizes, call.q.device)
+        self.scales = _build_scales(
+            call
+        )  # per head, from q·k to scores in units of ln 2; with a cap, to fractions of it
+        self.bias, kind = _build_bias(call, self.scales)  # of `tile_operations.add_bias`
+        self.cap = 0.0 if call.softcap is None else call.softcap * LOG2E
+        self.logsumexp = (
+            None if job.logsumexp is None else job.logsumexp.float().contiguous()
+        )  # of the measured queries
+        # Heads, heads that share a key head, queries, keys, rows, first row, step, offset
+        self.sizes = (heads, heads // call.k.shape[1], queries, keys, len(rows), rows.start, rows.step, job.offset)
+        self.constants: dict[str, Any] = {
             "D": call.q.shape[3],
             "WIDTH": padded_width(call),
             "CAP": call.softcap is not None,
             "BIAS": kind,
-            "TERMS": mask.terms,
-            "BOUNDS": mask.bounds,
-            "DOCUMENTS": mask.documents,
-            "DENSE": mask.dense,
+            "TERMS": self.mask.terms,
+            "BOUNDS": self.mask.bounds,
+            "DOCUMENTS": self.mask.documents,
+            "DENSE": self.mask.dense,
         }
-        return cls(
-            q=call.q[:, :, rows.start : rows.stop : rows.step].detach(),
-            k=call.k.detach(),
-            mask=mask,
-            bias=bias,
-            scales=scales,
-            cap=0.0 if call.softcap is None else call.softcap * LOG2E,
-            logsumexp=None if job.logsumexp is None else job.logsumexp.float().contiguous(),
-            sizes=(heads, heads // call.k.shape[1], queries, keys, len(rows), rows.start, rows.step, job.offset),
-            constants=constants,
-        )
 
     @property
     def product_constants(self) -> dict[str, Any]:

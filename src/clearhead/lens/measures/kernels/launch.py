@@ -69,7 +69,7 @@ def run(job: MeasureJob, shapes: TileShapes | None = None) -> Measures:
     if job.rows.start >= job.rows.step:  # tile plans take tiles of rows for blocks of queries, from the first on
         job = job.start_at_first_row()
     with torch.cuda.device_of(job.call.q):
-        inputs = KernelInputs.of_job(job)
+        inputs = KernelInputs(job)
         if shapes is None:
             call, sizes = job.call, (len(job.rows), job.call.k.shape[2], job.blocks[1], job.top)
             plain = call.bias is None and call.softcap is None
