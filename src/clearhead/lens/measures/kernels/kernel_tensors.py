@@ -30,14 +30,11 @@ class KernelInputs:
         self.q = call.q[:, :, rows.start : rows.stop : rows.step].detach()  # the measured queries
         self.k = call.k.detach()
         self.mask = mask_plan.build_mask_arguments(call.mask, call.sizes, call.q.device)
-        self.scales = _build_scales(
-            call
-        )  # per head, from q·k to scores in units of ln 2; with a cap, to fractions of it
+        # Per head, from q·k to scores in units of ln 2; with a cap, to fractions of it
+        self.scales = _build_scales(call)
         self.bias, kind = _build_bias(call, self.scales)  # of `tile_operations.add_bias`
         self.cap = 0.0 if call.softcap is None else call.softcap * LOG2E
-        self.logsumexp = (
-            None if job.logsumexp is None else job.logsumexp.float().contiguous()
-        )  # of the measured queries
+        self.logsumexp = None if job.logsumexp is None else job.logsumexp.float().contiguous()
         # Heads, heads that share a key head, queries, keys, rows, first row, step, offset
         self.sizes = (heads, heads // call.k.shape[1], queries, keys, len(rows), rows.start, rows.step, job.offset)
         self.constants: dict[str, Any] = {
