@@ -48,7 +48,7 @@ class SummaryRecipe(PairRecipe):
     decode: SummaryDecode = SummaryDecode()
 
 
-class SummarySettings(SummaryDecode, PairSettings):
+class SummarySettings(PairSettings, SummaryDecode):
     """The settings that a model folder keeps."""
 
     longest_text: int = 0  # tokens of the longest text in training; 0: not known

@@ -43,7 +43,7 @@ class TranslationRecipe(PairRecipe):
     decode: TranslationDecode = TranslationDecode()
 
 
-class TranslationSettings(TranslationDecode, PairSettings):
+class TranslationSettings(PairSettings, TranslationDecode):
     """The settings that a model folder keeps."""
 
 

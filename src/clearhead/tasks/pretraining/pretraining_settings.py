@@ -59,8 +59,10 @@ class HidingSettings(Section):
     masking: Masking = Masking()
 
 
-class DenoisingSettings(HidingSettings, Decode):
-    """The same of "denoise", with the defaults of decoding."""
+class DenoisingSettings(HidingSettings):
+    """The same of "denoise"."""
+
+    decode: Decode = Decode()
 
 
 class NextTokenSettings(LanguageSettings):

@@ -124,7 +124,11 @@ class DenoisingProcessor(HidingProcessor[Pairs], TextToTextProcessor[Pretraining
         self.documents = stored.documents
 
     def configure(self, recipe: PretrainingRecipe) -> None:
-        self.store(**recipe.decode.model_dump(include=set(Decode.model_fields)))
+        self.store(decode=Decode(**recipe.decode.model_dump(include=set(Decode.model_fields))))
+
+    @property
+    def decode(self) -> Decode:
+        return self.stored.decode
 
     def examples(
         self, rows: Iterable[Row], report: Report, recipe: PretrainingRecipe | None = None

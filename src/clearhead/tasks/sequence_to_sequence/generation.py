@@ -22,6 +22,7 @@ from clearhead.tasks.media import PictureInput, SoundInput
 from clearhead.tasks.processor import BatchT, Processor, RecipeT
 from clearhead.tasks.segmentation import has_loop, join_texts
 from clearhead.tasks.sequence_to_sequence.search import Decode, PartNumber, Search, SearchOptions
+from clearhead.tasks.settings import Section
 from clearhead.tasks.trace import ContinuableTracer, TaskTracer, Trace
 from clearhead.text import Tokenizer
 from clearhead.text.batches import token_batches
@@ -62,8 +63,14 @@ class GeneratingProcessor(Processor[RecipeT, BatchT]):
     predicts_tokens = True
     stacks = ("encoder", "decoder")
     target: Tokenizer  # of what is written
-    stored_kind: ClassVar[type[Decode]] = Decode
-    stored: Decode  # the defaults of decoding, and what else the task stores
+    stored_kind: ClassVar[type[Section]] = Decode
+    stored: Any  # the defaults of decoding, and what else the task stores
+
+    @property
+    def decode(self) -> Decode:
+        """The defaults of decoding."""
+        decode: Decode = self.stored
+        return decode
 
     def configure(self, recipe: Any) -> None:
         """The recipe's settings of decoding; where they say nothing (None), what the training data said stays."""
@@ -83,7 +90,7 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
 
     def __init__(self, processor: GeneratingT, model: EncoderDecoder, options: Any) -> None:
         self.processor, self.model, self.target = processor, model, processor.target
-        self.search = Search.of(options, processor.stored)  # the model's own settings where the options say nothing
+        self.search = Search.of(options, processor.decode)  # the model's own settings where the options say nothing
 
     # What a subclass says about its inputs
 

@@ -116,7 +116,7 @@ class PairExamples(Examples[Pairs]):
 class TextToTextProcessor(GeneratingProcessor[RecipeT, Pairs]):
     """Base class of the stored parts of tasks from text to text: their tokenizers, and the model."""
 
-    def __init__(self, source: Tokenizer, target: Tokenizer, config: ModelConfig, stored: Decode) -> None:
+    def __init__(self, source: Tokenizer, target: Tokenizer, config: ModelConfig, stored: Section) -> None:
         self.source, self.target, self.config, self.stored = source, target, config, stored
         self.tokenizer = source if source is target else None
 
