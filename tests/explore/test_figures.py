@@ -563,11 +563,12 @@ def test_a_set_replaces_its_own_figures_and_no_other_files(tmp_path, kind):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "Missing argument 'MODEL|RECORD'"),
+        ([], "give a MODEL and an INPUT, or a RECORD, or --lesson"),
+        (["zh-en", "x", "--lesson"], "give a MODEL and an INPUT, or a RECORD, or --lesson"),
         (["zh-en"], "no INPUT was given for zh-en"),
         (["zh-en", "x", "--format", "gif"], "figures are saved as png, svg, pdf, not as 'gif'"),
         (["zh-en", "x", "--heads", "decoder.7.cross:1"], "--heads decoder.7.cross:1"),
-        (["zh-en", "x", "--out", str(ROOT / "LICENSE")], "LICENSE is a file"),
+        (["--lesson", "--out", str(ROOT / "LICENSE")], "LICENSE is a file"),
     ],
 )
 def test_the_command_says_what_is_wrong(arguments, said, tmp_path):

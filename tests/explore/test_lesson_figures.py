@@ -1,14 +1,15 @@
-"""The figures of examples/lesson_figures.py: what is drawn is what the formulas say."""
+"""Teaching figures: what is drawn is what the formulas say."""
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from examples import lesson_figures
-from examples.lesson_figures import Cost
 
-from clearhead.explore.figures import style
+from clearhead.errors import ConfigError
+from clearhead.explore.figures import Cost, figure_set, lesson_figures
 from tests.explore.test_figures import drawn, overlaps
+from tests.test_cli import run
 
 
 def test_the_softmax_of_wide_scores_is_one_peak():
@@ -47,7 +48,7 @@ def test_costs_are_measured_and_drawn():
     assert [line.get_label() for line in left.lines[:3]] == list(dict.fromkeys(point.method for point in costs))
     assert np.allclose(right.lines[0].get_ydata() * 1e6, [point.memory for point in costs[:2]])
     assert left.get_xscale() == left.get_yscale() == "log"
-    with pytest.raises(ValueError, match="no costs"):
+    with pytest.raises(ConfigError, match="no costs"):
         lesson_figures.cost([])
 
 
@@ -57,11 +58,19 @@ def test_a_method_that_takes_too_long_is_not_tried_further(monkeypatch):
     assert [point.tokens for point in costs] == [32, 32, 32]
 
 
-def test_nothing_overlaps_and_every_figure_has_a_file(tmp_path, monkeypatch, capsys):
+def test_nothing_overlaps():
     costs = [Cost("a", 2**n, 4.0**n, 4**n) for n in range(5, 12)]
-    monkeypatch.setitem(lesson_figures.FIGURES, "cost", lambda: lesson_figures.cost(costs))
-    assert not [name for name, draw in lesson_figures.FIGURES.items() if overlaps(draw())]
-    lesson_figures.main(str(tmp_path))
-    written = [Path(line).name for line in capsys.readouterr().out.split()]
-    assert written == ["saturation.png", "positions.png", "cost.png"]
-    assert all(style.is_our_figure(path) for path in tmp_path.iterdir())
+    drawings = [lesson_figures.saturation(), lesson_figures.positional_encodings(), lesson_figures.cost(costs)]
+    assert not any(map(overlaps, drawings))
+
+
+def test_the_command_draws_a_lesson_without_a_model(tmp_path, monkeypatch):
+    costs = [Cost("a", 8, 1.0, 1), Cost("a", 16, 4.0, 4)]
+    monkeypatch.setattr(figure_set, "cost", lambda: lesson_figures.cost(costs))
+    folder = tmp_path / "two\nlines"
+    done = run("figures", "--lesson", "--out", folder, "--format", "svg", "--dark")
+    assert (done.code, done.err) == (0, "")
+    names = [Path(line.split("\t")[0]).name for line in done.out.splitlines()]
+    assert names == ["saturation.svg", "positions.svg", "cost.svg"]
+    for path in folder.glob("*.svg"):
+        ElementTree.parse(path)

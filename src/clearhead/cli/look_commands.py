@@ -75,7 +75,7 @@ def look(
 
 
 def figures(
-    subject: Annotated[str, SUBJECT],
+    subject: Annotated[str | None, SUBJECT] = None,
     text: Text = None,
     out: Annotated[Path, typer.Option(help="The folder of the figures.")] = Path("figures"),
     kind: Annotated[str, typer.Option("--format", metavar="png|svg|pdf", help="File format.")] = "png",
@@ -84,6 +84,9 @@ def figures(
         typer.Option(metavar="NAME:0,3", help="Draw these heads large, not those chosen automatically."),
     ] = None,
     answer: Answer = None,
+    lesson: Annotated[
+        bool, typer.Option("--lesson", help="Draw teaching figures: softmax saturation, positions, cost.")
+    ] = False,
     dark: Annotated[bool, typer.Option("--dark", help="Use a dark background.")] = False,
     base: Base = None,
     device: Device = "auto",
@@ -91,16 +94,21 @@ def figures(
     **options: Any,
 ) -> None:
     """Draw what every head looks at, and print a line for each file: its name, and what it shows."""
+    if lesson == (subject is not None):
+        raise ConfigError("give a MODEL and an INPUT, or a RECORD, or --lesson for figures that need none of them")
     import_torch(threads)
     from clearhead.explore import subjects
     from clearhead.explore.figures import figure_set
 
     figure_set.check_figure_folder(out, kind)
-    text = read_text(text)
-    opened = subjects.open_subject(subject, text, answer=answer, device=device, base=base, keep="none", **options)
-    for note in dict.fromkeys(note for call in opened.record.calls for note in call.about.notes or []):
-        print_message(f"clearhead: {note}")
-    planned = figure_set.list_record_figures(opened.record, heads or [], name=opened.title)
+    if subject is None:
+        planned = figure_set.list_lesson_figures()
+    else:
+        text = read_text(text)
+        opened = subjects.open_subject(subject, text, answer=answer, device=device, base=base, keep="none", **options)
+        for note in dict.fromkeys(note for call in opened.record.calls for note in call.about.notes or []):
+            print_message(f"clearhead: {note}")
+        planned = figure_set.list_record_figures(opened.record, heads or [], name=opened.title)
     for path, description in figure_set.write_figures(planned, out, kind, dark=dark):
         print_output(f"{escape_control(str(path), keep='')}\t{description}")
         flush_output()

@@ -1,4 +1,4 @@
-"""The set of figures that `clearhead figures` writes for a record."""
+"""The sets of figures that `clearhead figures` writes: for a record, and for a lesson without a model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from clearhead.explore.figures.atlas import find_roles, head_atlas
 from clearhead.explore.figures.attention_lines import has_lines, lines
 from clearhead.explore.figures.heatmaps import alignment, head_grid, head_map
 from clearhead.explore.figures.label_text import make_drawable
+from clearhead.explore.figures.lesson_figures import cost, positional_encodings, saturation
 from clearhead.explore.figures.media_figures import sound_alignment, word_overlays
 from clearhead.explore.figures.style import FORMATS, MAX_TITLE, is_our_figure, save, theme
 from clearhead.explore.figures.weight_grid import group_by_kind
@@ -65,6 +66,15 @@ def check_figure_folder(folder: str | Path, kind: str) -> None:
         raise ConfigError(f"figures are saved as {', '.join(FORMATS)}, not as {kind!r}")
     if Path(folder).exists() and not Path(folder).is_dir():
         raise ConfigError(f"{folder} is a file; figures are written into a folder")
+
+
+def list_lesson_figures() -> list[PlannedFigure]:
+    """Figures that need no model."""
+    return [
+        PlannedFigure("saturation", "why scores are divided by √d: the softmax of large scores saturates", saturation),
+        PlannedFigure("positions", "sinusoidal and rotary positions", positional_encodings),
+        PlannedFigure("cost", "time and memory against the length, measured on this machine", cost),
+    ]
 
 
 def list_record_figures(record: Record, heads: Sequence[str] = (), *, name: str | None = None) -> list[PlannedFigure]:

@@ -1,12 +1,8 @@
-"""Figures for a lesson, without a model: softmax saturation, positional encodings, and the cost of attention.
-
-python examples/lesson_figures.py figures     # writes three PNG files into the folder
-"""
+"""Figures for a lesson, without a model: softmax saturation, positional encodings, and the cost of attention."""
 
 from __future__ import annotations
 
 import os
-import sys
 import timeit
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,13 +20,15 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from clearhead.attention import Rotary, Sinusoidal, attend, attention_weights
+from clearhead.errors import ConfigError
 from clearhead.explore.figures import style
 from clearhead.lens import measure
 
 SCORES, DEVIATIONS = 20_000, (100.0, 1.0)
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 HEADS, FEATURES = 2, 32
-COLOURS = ("#332288", "#cc6677", "#117733")  # after Paul Tol: they stay apart for the colour-blind
+# Of lines, by whether the background is dark; after Paul Tol: they stay apart for the colour-blind.
+COLOURS = {False: ("#332288", "#cc6677", "#117733"), True: ("#77aadd", "#ee8866", "#44bb99")}
 MAX_SECONDS = 0.25  # a method that took longer is not tried with more tokens
 METHODS: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
     "the definition: all weights": lambda q, k, v: attention_weights(q, k) @ v,
@@ -95,7 +93,7 @@ def positional_encodings(width: int = 64, tokens: int = 128) -> Figure:
         _draw_field(figure, middle, angles, matplotlib.colormaps["twilight"], (0.0, 2 * torch.pi), "angle (radians)")
         middle.set(title="rotary: rotates pairs of q and k", xlabel="pair of features")
         _remove_box(right)
-        right.plot(similar.numpy(), color=COLOURS[0], linewidth=1.5)
+        right.plot(similar.numpy(), color=COLOURS[theme.dark][0], linewidth=1.5)
         right.set(title="similarity of two positions", xlabel="distance in tokens", ylabel="product, 1 for equal")
         right.set_xlim(0, max(tokens - 1, 1))
         note = (
@@ -152,7 +150,7 @@ def cost(costs: Sequence[Cost] | None = None) -> Figure:
     """Time and memory against the number of tokens, on logarithmic axes; measured now unless `costs` are given."""
     measured = measure_costs() if costs is None else list(costs)
     if not measured:
-        raise ValueError("there are no costs to draw")
+        raise ConfigError("there are no costs to draw")
     lengths, methods = sorted({point.tokens for point in measured}), dict.fromkeys(point.method for point in measured)
     with style.figure_style() as theme:
         figure = style.make_figure(10.4, 4.8)
@@ -160,7 +158,7 @@ def cost(costs: Sequence[Cost] | None = None) -> Figure:
         quantities = ("seconds", 1e3, "time, ms"), ("memory", 1e-6, "memory, MB")
         for axes, (quantity, factor, name) in zip(grid, quantities, strict=True):
             _remove_box(axes)
-            for method, colour, mark in zip(methods, COLOURS, "os^", strict=False):
+            for method, colour, mark in zip(methods, COLOURS[theme.dark], "os^", strict=False):
                 points = [point for point in measured if point.method == method]
                 values = [max(getattr(point, quantity) * factor, 1e-6) for point in points]
                 tokens = [point.tokens for point in points]
@@ -208,16 +206,3 @@ def _remove_box(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, color=style.current_theme().grid, linewidth=0.6)
     axes.set_axisbelow(True)
-
-
-FIGURES = {"saturation": saturation, "positions": positional_encodings, "cost": cost}
-
-
-def main(folder: str = "figures") -> None:
-    """Draws all figures, and prints their files."""
-    for name, draw in FIGURES.items():
-        print(style.save(draw(), f"{folder}/{name}.png"))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:2])
