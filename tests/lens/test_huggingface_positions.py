@@ -182,7 +182,7 @@ def test_one_pass_of_layers_that_all_have_the_number_minus_one_is_recorded(use_c
     model.set_attn_implementation("eager")
     whole = model(tokens(11), output_attentions=True, use_cache=False)
     for name, weights in zip(record.names, whole.attentions, strict=True):
-        assert_sees(record[name], weights)
+        assert_sees(record[name], weights, within=1e-4)  # Mamba's chunks and eager attention add up to 1e-5
 
 
 def make_t5gemma2() -> Any:

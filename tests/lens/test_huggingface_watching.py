@@ -417,6 +417,21 @@ def test_a_step_of_generate_that_raises_marks_its_call_and_counts_in_no_statisti
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("keep", ["none", "statistics"])
+def test_an_interrupted_generate_does_not_go_on_with_the_encoder_of_the_next_text(keep):
+    model, options = made("bart"), {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+    with watch_failing(model.model, 5, InterruptionByUser(), r"^1 forward pass", keep=keep) as record:
+        for length in (5, 7, 11):
+            with contextlib.suppress(InterruptionByUser):
+                model.generate(tokens(length), **options)
+    counts = {name: int(found.queries[0]) for name, found in record.statistics().items()}
+    assert counts["encoder.0.self"] == counts["encoder.1.self"] == 3 * (5 + 11)
+    assert counts["decoder.0.self"] == counts["decoder.1.cross"] == 3 * (3 + 3)
+    if keep == "none":
+        assert [call.interrupted is None for call in record.calls] == [True, False, True]
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("error", [MemoryError(), InterruptionByUser()], ids=repr)
 def test_a_loop_that_goes_on_with_a_cropped_cache_after_an_exception_begins_a_call(error):
     model, text, cache, end = made("llama"), tokens(13), transformers.DynamicCache(), 7

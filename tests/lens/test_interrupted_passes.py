@@ -137,3 +137,15 @@ def test_an_encoder_or_a_decoder_by_itself_is_followed_too():
 def test_an_exception_is_described_in_a_line():
     assert describe_exception(KeyError()) == "KeyError"
     assert describe_exception(MemoryError("x" * 300 + "\ny")) == f"MemoryError: {'x' * 200}"
+
+
+@pytest.mark.parametrize("keep", ["none", "statistics"])
+def test_an_interrupted_decoder_does_not_go_on_with_the_encoder_of_the_next_text(keep):
+    model, error = built("EncoderDecoder"), InterruptionByUser()
+    with watch_failing(model, 2, error, "^1 forward pass", keep=keep) as record:
+        for length in (5, 7, 11):
+            with contextlib.suppress(InterruptionByUser):
+                model.decode(tokens(3, length), model.encode(tokens(3, length)))
+    assert set(count_queries(record).values()) == {3 * (5 + 11)}
+    if keep == "none":
+        assert [call.interrupted is None for call in record.calls] == [True, False, True]

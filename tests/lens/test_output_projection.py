@@ -57,7 +57,21 @@ def pushed(base: nn.Linear) -> nn.Module:
     return base
 
 
+def hooked(base: nn.Linear) -> nn.Module:
+    """A layer to whose output a hook adds something."""
+    base.register_forward_hook(lambda _, args, output: output + args[0].flip(-1))
+    return base
+
+
+def scaled(base: nn.Linear) -> nn.Module:
+    """A layer whose input a hook changes."""
+    base.register_forward_pre_hook(lambda _, args: (3 * args[0],))
+    return base
+
+
 REFUSED = {
+    "forward hook": hooked,
+    "forward pre-hook": scaled,
     "adapter": Adapter,
     "quantised": Quantised,
     "weight norm": parametrizations.weight_norm,

@@ -27,14 +27,14 @@ ValueNorms = Callable[[Float[Tensor, "batch kv_heads keys d"]], Float[Tensor, "b
 def make_value_norms(projection: nn.Module, heads: int, name: str) -> ValueNorms:
     """A function of values: ‖v_j W_O^h‖ of every head and key. LensError unless the projection is a plain linear layer.
 
-    With others' adapters, parametrizations or quantised weights it may compute something else than its weight.
+    With others' adapters, hooks, parametrizations or quantised weights it may compute something else than its weight.
     """
     weight = read_weight(projection)
     if weight is None:
         raise LensError(
             f"norms=True reads the weight of plain linear layers, but the output projection of {name!r} is a "
             f"{type(projection).__name__} that may compute something else than its weight says; merge adapters into "
-            "the model before (peft: merge_and_unload()), remove parametrizations, or omit norms"
+            "the model before (peft: merge_and_unload()), remove parametrizations and hooks, or omit norms"
         )
     return lambda v: value_norms(v, weight, heads)
 
@@ -42,7 +42,7 @@ def make_value_norms(projection: nn.Module, heads: int, name: str) -> ValueNorms
 def read_weight(projection: nn.Module) -> Float[Tensor, "width features"] | None:
     """The matrix of a plain linear layer, or of one with our own adapter; None where only a call tells it."""
     kind: Any = type(projection)
-    if "forward" in vars(projection):
+    if "forward" in vars(projection) or projection._forward_hooks or projection._forward_pre_hooks:
         return None
     if hasattr(kind, "effective_weight"):
         adapted: Tensor = kind.effective_weight(projection)

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -205,6 +205,7 @@ whole_hooks = ForwardHooks(
     )
 )
 
+CALL = nn.Module._call_impl.__name__
 UNKNOWN_EXCEPTION = "an exception that modules do not report, such as KeyboardInterrupt"
 
 
@@ -217,6 +218,22 @@ def find_new_exception(before: BaseException | None) -> BaseException | None:
     """The exception that is being handled, unless it was before, as in a pass that runs in somebody's `except`."""
     error = get_handled_exception()
     return None if error is before else error
+
+
+def find_call_frame() -> FrameType | None:
+    """The Python frame of the module call whose hook is running; None if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != CALL:
+        frame = frame.f_back
+    return frame
+
+
+def is_running(call: FrameType | None) -> bool:
+    """Whether a module call, given by its frame, is still in progress in this thread; True if unknown."""
+    frame: FrameType | None = sys._getframe(1)
+    while call is not None and frame is not None and frame is not call:
+        frame = frame.f_back
+    return frame is not None
 
 
 PREFIX = "_clearhead_"  # of the attributes that the lens sets on modules of other libraries

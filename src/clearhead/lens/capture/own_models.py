@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,9 +15,11 @@ from clearhead.attention import MultiHeadAttention, Seen
 from clearhead.lens.capture.attachments import (
     UNKNOWN_EXCEPTION,
     Attachments,
+    find_call_frame,
     find_new_exception,
     get_handled_exception,
     inner_hooks,
+    is_running,
 )
 from clearhead.lens.capture.collector import Collector
 from clearhead.lens.capture.compiled_graphs import (
@@ -60,19 +63,20 @@ class _PassTracker(threading.local):
 
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
-        self.running: list[tuple[nn.Module, BaseException | None]] = []  # with the exception that was handled before
+        # Each with the frame of its call, and with the exception that was handled before it.
+        self.running: list[tuple[nn.Module, FrameType | None, BaseException | None]] = []
 
     def begin(self, module: nn.Module, *_: Any) -> None:
-        if any(module is running for running, _ in self.running):
+        if any(module is running or not is_running(call) for running, call, _ in self.running):
             self.close(UNKNOWN_EXCEPTION)
         if not self.running:
             self.collector.begin_pass()
-        self.running.append((module, get_handled_exception()))
+        self.running.append((module, find_call_frame(), get_handled_exception()))
 
     def end(self, *_: Any) -> None:
         if not self.running:
             return
-        handled = self.running.pop()[1]
+        handled = self.running.pop()[2]
         if not self.running:
             self.collector.end_pass(find_new_exception(handled))
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead.attention.masks import Mask
 from clearhead.errors import LensError
-from clearhead.lens.capture.attachments import get_handled_exception
+from clearhead.lens.capture.attachments import find_call_frame, get_handled_exception
 from clearhead.lens.huggingface.arguments import Masks
 from clearhead.lens.huggingface.discovery import AttentionInfo
 from clearhead.lens.measures.definition import find_band, locate_first_query
@@ -122,7 +122,7 @@ class ForwardPass:
         layer_states: dict[int, LayerCacheState] | None = None,
         around: ForwardPass | None = None,
     ) -> None:
-        self.module, self.handled = module, get_handled_exception()
+        self.module, self.handled, self.call = module, get_handled_exception(), find_call_frame()
         inherited = around if cache is None else None
         self.cache: Any = cache if inherited is None else inherited.cache
         self.layer_states: dict[int, LayerCacheState] = (

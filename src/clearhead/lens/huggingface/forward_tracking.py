@@ -23,6 +23,7 @@ from clearhead.lens.capture.attachments import (
     find_new_exception,
     get_handled_exception,
     inner_hooks,
+    is_running,
     observe_method,
     whole_hooks,
 )
@@ -173,7 +174,7 @@ class ForwardTracker:
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         frames, named = self._thread.frames, _name_arguments(type(getattr(module, "_orig_mod", module)), args, kwargs)
         for n, frame in enumerate(frames):
-            if module is self.model or frame.module is module:  # of a pass that was interrupted
+            if module is self.model or frame.module is module or not is_running(frame.call):  # it was interrupted
                 self._drop_frames(n, UNKNOWN_EXCEPTION)
                 break
         cache = find_cache(named.values())
