@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead import Mask, Record
+from clearhead import Mask, Record, load
 from clearhead.errors import ClearheadError, RecordError
 from clearhead.explore import Scene, live_model, open_record, page_requests
 from clearhead.explore.attention_map import AttentionMap
@@ -584,6 +584,12 @@ def test_translators_are_shown_with_norms():
     with open_record(translator(), browser=False) as server:
         header, _ = numbers(server, "row", name="decoder.0.cross", head=1, query=2)
         assert header["top"][0][2] > 0
+
+
+def test_a_live_model_measures_norms_though_it_has_hooks_that_end_its_requests():
+    live = LiveModel.from_predictor(load("poems-zh"), norms=True)
+    record = live.look("月")
+    assert all(record[name].norms is not None for name in record.names)
 
 
 def test_the_page_knows_in_chinese_what_the_server_refuses(record: Record, live: Server):

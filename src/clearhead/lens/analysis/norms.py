@@ -42,7 +42,8 @@ def make_value_norms(projection: nn.Module, heads: int, name: str) -> ValueNorms
 def read_weight(projection: nn.Module) -> Float[Tensor, "width features"] | None:
     """The matrix of a plain linear layer, or of one with our own adapter; None where only a call tells it."""
     kind: Any = type(projection)
-    if "forward" in vars(projection) or projection._forward_hooks or projection._forward_pre_hooks:
+    hooks: tuple[Any, ...] = (*projection._forward_hooks.values(), *projection._forward_pre_hooks.values())
+    if "forward" in vars(projection) or not all(map(_is_ours, hooks)):
         return None
     if hasattr(kind, "effective_weight"):
         adapted: Tensor = kind.effective_weight(projection)
@@ -53,6 +54,11 @@ def read_weight(projection: nn.Module) -> Float[Tensor, "width features"] | None
     if kind.forward is nn.Linear.forward:
         return weight.detach()
     return weight.detach().T if (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D") else None
+
+
+def _is_ours(hook: Any) -> bool:
+    """Whether a hook is clearhead's own: those change neither inputs nor outputs."""
+    return getattr(hook, "__module__", "").startswith("clearhead.")
 
 
 def value_norms(
