@@ -48,6 +48,7 @@ def pages(record, tmp_path_factory) -> dict[str, str]:
         "caption": Scene(media_records.captioned()),
         "sound": Scene(media_records.transcribed()),
         "causal": Scene(from_weights(draw_causal(), [f"w{place}" for place in range(39)])),
+        "sinks": Scene(from_weights(draw_causal() * torch.linspace(0.1, 1, 39)[:, None], [*map(str, range(39))])),
         "given": Scene(from_weights(torch.eye(5).roll(1, 1)[None] * 0.96 + 0.008, [*"ABCDE"])),
     }
     for name, scene in scenes.items():
@@ -219,6 +220,14 @@ def test_maxima_and_counts_are_of_what_the_mask_leaves(watched, pages):
     assert sentence(watched, f"{at}&direction=by&pins=tokens:38&language=zh").endswith("而只有一行能看到它，最多给 1。")
     assert "注意力的一半集中在看得到的 18 个词元中的 4 个上；" in sentence(watched, f"{at}&pins=tokens:17&language=zh")
     assert f"奈特（至多 {most:.2f}）" in sentence(watched, f"{at}&language=zh")
+
+
+def test_rows_of_a_model_with_sinks_add_up_to_at_most_all_of_the_attention(watched, pages):
+    for name, total in (("sinks", "at most 100\u00a0%"), ("causal", "100\u00a0%")):
+        watched.open(pages[name])
+        for shown in ("", "pins=tokens:3", "direction=by&pins=tokens:38"):
+            sentence(watched, shown)
+            assert f"its attention weights add up to {total}." in watched.text("#axes-note"), (name, shown)
 
 
 def test_every_role_and_measure_has_a_line_in_both_languages():

@@ -183,6 +183,7 @@ def test_the_largest_entropy_beside_sinks_and_of_sampled_queries():
     seen = dataclasses.replace(drawn(7, mask=Mask.causal())["encoder.0.self"])
     seen.received[:, 0] *= 0.9
     most = [one["most_entropy"] for one in summarise_heads(seen, 0)]
+    assert [one["whole"] for one in summarise_heads(seen, 0)] == [False, True]
     alone = sum(math.log(count) for count in range(1, 8)) / 7
     assert most == pytest.approx([alone + (1 / math.e + 2 / math.e - math.log(2)) / 7, alone], rel=1e-4)
     sampled = Scene(writer(13, rows=1 / 4, pixels=64)).to_json()["attentions"][0]

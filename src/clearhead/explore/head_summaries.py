@@ -46,6 +46,7 @@ def summarise_heads(sight: Sight, sample: int, delimiters: Sequence[bool] | None
     measures = (sight.entropy, sight.distance, sight.first, sight.peak)
     entropy, distance, sink, peak = (mean_over_queries(values[sample], seeing) for values in measures)
     most = mean_over_queries(_bound_entropy(sight, sample, seeing), seeing)
+    whole = (~_has_sinks(sight, sample, seeing)).tolist()
     finite = (sight.peak[sample].isfinite() & sight.entropy[sample].isfinite()).all(-1).tolist()
     summaries = list[HeadJson]()
     for index, (role, score) in enumerate(_measure_roles(sight, sample, seeing, delimiters)):
@@ -60,6 +61,7 @@ def summarise_heads(sight: Sight, sample: int, delimiters: Sequence[bool] | None
                 "distance": round_for_json(distance[index]),
                 "sink": round_for_json(sink[index]),
                 "peak": round_for_json(peak[index]),
+                "whole": whole[index],
                 "effect": None,
             }
         )
@@ -124,8 +126,16 @@ def _bound_entropy(sight: Sight, sample: int, seeing: Bool[Tensor, "heads querie
     visible = _count_visible(sight, sample)
     even = visible.clamp(min=1).double().log().expand(seeing.shape)
     # −Σ w ln w of a sum below 1 is largest where every weight is 1/e: with one or two keys that is more than ln n
-    sinks = sight.received[sample].sum(-1) < LESS_THAN_ONE * seeing.sum(-1)
+    sinks = _has_sinks(sight, sample, seeing)
     return torch.where(sinks[:, None] & (visible <= 2), visible / math.e, even)
+
+
+def _has_sinks(sight: Sight, sample: int, seeing: Bool[Tensor, "heads queries"]) -> Bool[Tensor, " heads"]:
+    """Which heads leave some attention to no token; none in records that do not say."""
+    if sight.received is None:
+        return torch.zeros(len(seeing), dtype=torch.bool)
+    sinks: Tensor = sight.received[sample].sum(-1) < LESS_THAN_ONE * seeing.sum(-1)
+    return sinks
 
 
 def _count_visible(sight: Sight, sample: int) -> Int[Tensor, "#heads queries"]:

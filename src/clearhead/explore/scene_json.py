@@ -46,6 +46,7 @@ class HeadJson(TypedDict):
     distance: float | None  # tokens
     sink: float | None  # weight on the first visible token
     peak: float | None  # largest weight
+    whole: bool  # whether the weights of a row add up to 1: no sinks of the model take some
     effect: float | None  # how much the loss grows without this head
     exact: NotRequired[bool]  # whether every weight can be had
 

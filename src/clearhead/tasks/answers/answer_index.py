@@ -179,9 +179,13 @@ def _file_identity(path: Path) -> tuple[int, ...]:
 
 
 def _write_entries(path: Path, index: AnswerIndex) -> None:
+    path.write_text(_format_entries(index), encoding="utf-8")
+
+
+def _format_entries(index: AnswerIndex) -> str:
     header = {"format": FORMAT, "next_id": index.next_id}
     lines = [json.dumps(line, ensure_ascii=False) for line in (header, *(entry._asdict() for entry in index.entries))]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(lines) + "\n"
 
 
 def find_generation(folder: Path) -> int | None:
@@ -203,8 +207,9 @@ def open_index(folder: Path) -> AnswerIndex:
 def replace_index(folder: Path, index: AnswerIndex) -> None:
     """Puts an index in force: whatever happens on the way, the folder has the old one or the new one, whole."""
     old = find_generation(folder) or 0
+    needs = index.vectors.nbytes + len(_format_entries(index).encode())
     try:
-        with temporary_folder(folder / f"answers-{old + 1}.safetensors") as fresh:
+        with temporary_folder(folder / f"answers-{old + 1}.safetensors", needs=needs) as fresh:
             names = index.save(fresh, old + 1)
             for name in names:
                 flush_to_disk(fresh / name)

@@ -8,7 +8,6 @@ import { term } from "./definitions.js";
 import { drawnHeads } from "./lines_view.js";
 import { LISTED_WEIGHTS, Sentence } from "./sentence.js";
 
-const ALL_ATTENTION = 0.98; // a row whose weights add up to less gives the rest to no token: the model has sinks
 const OFF = { head: "stillBefore", heads: "stillBeforeTwo", word: "stillBeforeWord", words: "stillBeforeWords" };
 
 export class Explanation {
@@ -35,7 +34,7 @@ export class Explanation {
     if (together) answers = [meanOf(answers, explorer.attention.first[direction === "at" ? 1 : 0])];
     const parts = await new Sentence(explorer, this.centre, { subject, heads, answers, together }).write();
     if (turn !== this.turn) return;
-    this.showAxes(direction, answers[0]);
+    this.showAxes(together ? drawn : heads.slice(0, 1));
     this.show(parts);
     this.keepHeight();
   }
@@ -80,7 +79,7 @@ export class Explanation {
   }
 
   /** What rows and columns are; or that what is shown is from before an ablation. */
-  showAxes(direction, answer) {
+  showAxes(heads) {
     const { ablation, attention, axes, rows } = this.explorer;
     const { status } = ablation;
     const note = byId("axes-note");
@@ -92,13 +91,12 @@ export class Explanation {
     const written = { written: "axisWritten", read: "axisRead" }[rows];
     const row = nameOf(axes[attention.queries]) ?? written ?? "axisToken";
     const column = nameOf(axes[attention.keys]) ?? (attention.kind === "cross" ? "axisSource" : "axisSame");
-    const weighed = direction === "at" && answer?.weights;
-    const sum = weighed ? answer.weights.reduce((all, weight) => all + weight, 0) : 1;
+    const whole = heads.every((head) => this.explorer.headOf(head).whole);
     const weights = term("attention", say("axesWeights"));
     const blanks = {
       row: say(row),
       column: say(column),
-      sum: say(sum > ALL_ATTENTION ? "sumAll" : "sumSome"),
+      sum: say(whole ? "sumAll" : "sumSome"),
       weights,
     };
     const sentence = make("p", {}, ...sayAround("axes", blanks));
