@@ -26,6 +26,7 @@ LEFT_OUT_FILES = {
 LEFT_OUT_KEYS = {
     ("state.json", "seconds"): "a duration",
     ("config.json", "clearhead"): "the version of the package",
+    (".record", "header_checksum"): "of a header with paths; what it holds is recorded itself",
 }
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 
@@ -74,7 +75,7 @@ def _describe_texts(column: np.ndarray) -> str:
 def describe_file(path: Path, folder: Path) -> Any:
     """What a file holds. `folder` is that of the recording, whose path is left out of texts."""
     if path.suffix in (".safetensors", ".record"):
-        return describe_safetensors(path)
+        return describe_safetensors(path, folder)
     if path.suffix in (".json", ".jsonl", ".toml", ".txt", ".md", ".tsv"):
         text = DATE.sub("DATE", path.read_text(encoding="utf-8").replace(str(folder), "FOLDER"))
         if path.suffix == ".json":
@@ -92,13 +93,14 @@ def describe_folder(where: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def describe_safetensors(path: Path) -> dict[str, Any]:
+def describe_safetensors(path: Path, folder: Path) -> dict[str, Any]:
     """The tensors of a file by name, and its metadata; the header of a record is the JSON in there."""
     with safe_open(path, "pt") as file:
         metadata = dict(file.metadata() or {})
         tensors = {name: describe_tensor(file.get_tensor(name)) for name in sorted(file.keys())}
-    read = {name: json.loads(text) if text.startswith("{") else text for name, text in metadata.items()}
-    return {"metadata": to_plain(read), "tensors": tensors}
+    texts = {name: text.replace(str(folder), "FOLDER") for name, text in metadata.items()}
+    read = {name: json.loads(text) if text.startswith("{") else text for name, text in texts.items()}
+    return {"metadata": _leave_out(to_plain(read), path.suffix), "tensors": tensors}
 
 
 def _leave_out(value: Any, file: str) -> Any:
