@@ -177,4 +177,10 @@ def test_damaged_files_are_refused_by_name(tmp_path):
         with pytest.raises(CheckpointError, match=said):
             AnswerIndex.load(folder)
     assert AnswerIndex.load(tmp_path) is None
+    listing.write_text(whole)
+    vectors = make_index().vectors.copy()
+    vectors[3, 2] = np.nan
+    answer_index.save_file({"vectors": vectors}, listing.with_suffix(".safetensors"))
+    with pytest.raises(CheckpointError, match=r"answers-1\.safetensors has vectors that are NaN or infinite"):
+        AnswerIndex.load(folder)
     assert json.loads((folder / CHECKSUMS).read_text())["format"] == 1

@@ -150,6 +150,8 @@ class AnswerIndex:
             raise CheckpointError(f"{path} is no index of answers: {error}") from None
         if len(entries) != len(vectors):
             raise CheckpointError(f"{path} has {len(entries)} entries, but there are {len(vectors)} vectors")
+        if not np.isfinite(vectors).all():
+            raise CheckpointError(f"{path.with_suffix('.safetensors')} has vectors that are NaN or infinite")
         return cls(entries, vectors, int(header["next_id"]))
 
 
