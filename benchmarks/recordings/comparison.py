@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
-from itertools import islice
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 SHOWN = 110  # characters of a value
@@ -41,14 +42,20 @@ def find_differences(old: Any, new: Any, place: str) -> Iterator[Difference]:
         for key in [*old, *(key for key in new if key not in old)]:
             yield from find_differences(old.get(key, ABSENT), new.get(key, ABSENT), f"{place}/{key}")
     elif isinstance(old, list) and isinstance(new, list):
-        if len(old) != len(new):
-            yield Difference(f"{place}/length", len(old), len(new))
-        pairs = enumerate(zip(old, new, strict=False))
-        inside = (one for number, pair in pairs for one in find_differences(*pair, f"{place}/{number}"))
-        # After a missing line all others differ: the first says enough.
-        yield from inside if len(old) == len(new) else islice(inside, 1)
+        pairs = enumerate(zip(old, new, strict=True)) if len(old) == len(new) else _align(old, new)
+        for number, pair in pairs:
+            yield from find_differences(*pair, f"{place}/{number}")
     elif old is not new and repr(old) != repr(new):
         yield Difference(place, old, new)
+
+
+def _align(old: list[Any], new: list[Any]) -> Iterator[tuple[int, tuple[Any, Any]]]:
+    """The places in `old` where two lists of different lengths differ, with both values; ABSENT for none."""
+    matcher = SequenceMatcher(None, [repr(value) for value in old], [repr(value) for value in new], autojunk=False)
+    for kind, begin, end, new_begin, new_end in matcher.get_opcodes():
+        if kind != "equal":
+            pairs = zip_longest(old[begin:end], new[new_begin:new_end], fillvalue=ABSENT)
+            yield from enumerate(pairs, start=begin)
 
 
 def make_report(

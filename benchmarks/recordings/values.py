@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ def describe_file(path: Path, folder: Path) -> Any:
         return describe_safetensors(path, folder)
     if path.suffix in (".json", ".jsonl", ".toml", ".txt", ".md", ".tsv"):
         text = DATE.sub("DATE", path.read_text(encoding="utf-8").replace(str(folder), "FOLDER"))
+        if path.suffix == ".toml":
+            return to_plain(tomllib.loads(text))
         if path.suffix == ".json":
             return _describe_json(_leave_out(to_plain(json.loads(text)), path.name), len(text))
         return [to_plain(json.loads(line)) if path.suffix == ".jsonl" else line for line in text.splitlines()]
