@@ -10,7 +10,8 @@ A recording holds, exactly:
   objectives, weights of other models, adapters): losses, heads, every file of the run's folder and every tensor of its
   model and newest checkpoint, whether an interruption changed anything, and more steps after a resume;
 - answers of these models and of the shipped ones, with scores: beams, sampling, several answers, streams, evaluations;
-- looks: every measure of every attention, the record's file, the data in a page, and the figures;
+- looks: every measure of every attention, the record's file, the data in a page, and the figures; what the page's
+  server answers, also without heads and words, and how the model goes on from another token;
 - help texts, and the message for each of many mistakes.
 
 `compare` also lets the code that runs it read the first recording: its models answer, its records are loaded, its runs

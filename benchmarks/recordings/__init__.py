@@ -14,6 +14,7 @@ data_files.py, foreign_folders.py            data, pictures and sounds; Hugging 
 trainings.py, labelling_models.py, writing_models.py   which models are trained, and what they are asked
 run_files.py         runs: their files, interruptions
 models.py            answers, looks, pages and figures of a model
+live_pages.py        the server of a look
 messages.py          help texts, and messages for mistakes
 
 lens_jobs.py         the jobs of same_lens.py

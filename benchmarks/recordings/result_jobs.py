@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from itertools import chain
 from pathlib import Path
 
 from clearhead import Record
 from recordings.data_files import read_corpus, write_data
 from recordings.foreign_folders import write_foreign_folders
 from recordings.labelling_models import ANSWERS, CLASSIFICATION, PRETRAINING, TAGGING
+from recordings.live_pages import record_pages
 from recordings.messages import MISTAKES, record_help, record_mistakes
 from recordings.models import predict_by_default, record_group, use_model
 from recordings.recording import Items, Job
@@ -95,6 +97,7 @@ JOBS = [
     Job("data", record_data, stage=0),
     *(Job(model.name, use_model, (model,)) for model in (TRANSLATOR, POET)),
     *(Job(name, record_group, (group,)) for name, group in GROUPS.items()),
+    Job("live pages", record_pages, ([TRANSLATOR, POET, *chain.from_iterable(GROUPS.values())],), stage=2),
     Job("help", record_help, stage=2),
     *(Job(f"mistakes {part}", record_mistakes, (list(MISTAKES)[part::2],), stage=2) for part in (0, 1)),
 ]
