@@ -222,10 +222,9 @@ def look_through(
 
     `check` may refuse the traces, by an error, before the model is run under `watch`.
     """
-    if tracer.inputs.kind != "text":
-        text = tracer.inputs.check(text)
-    elif not isinstance(text, str):
+    if tracer.inputs.kind == "text" and not tracer.inputs.is_single(text):
         raise DataError(f"look() takes one text, got a {type(text).__name__}: {text!r:.60}; call it once per text")
+    text = tracer.inputs.check(text)
     shown = tracer.inputs.describe(text)
     task_options = option_names(tracer.options, "look")
     of_watch = [name for name in _option_names(watch) if name not in ("own_thread", "keep")]

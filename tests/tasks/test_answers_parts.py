@@ -1,7 +1,6 @@
 """The parts of answers, each against what one computes by hand or by another library."""
 
 import math
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -185,7 +184,7 @@ def test_the_best_detector_on_dev_is_kept_and_rejects_the_stated_share():
     assert fitted.detector == "neighbours"
     assert (good[inside] < fitted.thresholds["neighbours"]).mean() == 0.05
     assert fitted.auroc["neighbours"] == round(area_under_curve(good[inside], good[~inside]), 4)
-    assert fitted == Calibration(**asdict(fitted))
+    assert fitted == Calibration(**fitted.model_dump())
     alone = Calibration.fit(
         {name: scores[:1000] for name, scores in evidence.items()},
         good[:1000],

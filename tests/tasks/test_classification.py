@@ -5,6 +5,7 @@ import math
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from clearhead.predictor import Predictor
 from clearhead.tasks.classification.classification_task import TASK, ClassifierObjective, hide_tokens
 from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, LabelPrediction, score_answers
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
-from clearhead.tasks.processor import TextExamples
+from clearhead.tasks.processor import PairInputs, TextExamples
 from clearhead.tasks.settings import RankedOptions
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
@@ -434,3 +435,15 @@ def test_hidden_tokens_are_guessed_with_the_weight_of_the_recipe(tmp_path):
     assert both == pytest.approx(plain + 0.25 * guessed, rel=1e-5)
     with pytest.raises(ConfigError, match=r"loss\.token_dropout = 0 hides none"):
         check_recipe({"task": "classification", "data": {"train": "a.tsv"}, "loss": {"masked": 0.3}}, "test")
+
+
+def test_a_pair_is_one_input_as_a_tuple_or_with_a_tab_between():
+    inputs = PairInputs()
+    singles = [inputs.is_single(value) for value in ("a\tb", ("a", "b"), ["a\tb", "c\td"], ("a\tb", "c\td"))]
+    assert singles == [True, True, False, False]
+    assert inputs.describe(inputs.check(("a", "b"))) == "a\tb"
+
+
+def test_a_declaration_without_a_metric_of_its_task_is_refused():
+    with pytest.raises(AssertionError, match="'accuracy' is none of the metrics of classification"):
+        replace(TASK, metrics=("macro_f1",))

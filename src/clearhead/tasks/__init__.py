@@ -36,7 +36,9 @@ class TaskTable(Mapping[str, Task]):
 
     def __getitem__(self, name: str) -> Task:
         if name not in self._loaded:
-            self._loaded[name] = import_module(f"clearhead.tasks.{MODULES[name]}").TASK
+            task = import_module(f"clearhead.tasks.{MODULES[name]}").TASK
+            assert task.name == name, f"{MODULES[name]} declares {task.name!r}, and MODULES calls it {name!r}"
+            self._loaded[name] = task
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:

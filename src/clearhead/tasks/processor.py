@@ -183,6 +183,31 @@ class TextInputs:
         return []
 
 
+class PairInputs(TextInputs):
+    """Inputs that are pairs of texts: two, or one with a tab between."""
+
+    @property
+    def example(self) -> str:
+        return "$'…\\t…'"
+
+    def check(self, value: Any, name: str = "the input") -> tuple[str, str]:
+        parts = value.split("\t") if isinstance(value, str) else value
+        fits = isinstance(parts, (list, tuple)) and len(parts) == 2 and all(isinstance(part, str) for part in parts)
+        if not fits:
+            raise DataError(f"{name} must be two texts with a tab between, got {value!r:.60}")
+        return parts[0], parts[1]
+
+    def is_single(self, inputs: Any) -> bool:
+        pair = isinstance(inputs, tuple) and len(inputs) == 2 and all(isinstance(part, str) for part in inputs)
+        return isinstance(inputs, str) or (pair and not any("\t" in part for part in inputs))
+
+    def describe(self, value: Any) -> str:
+        return "\t".join(self.check(value))
+
+    def of_row(self, row: Row) -> tuple[str, str]:
+        return row.values[0], row.values[1]
+
+
 class Processor(ABC, Generic[RecipeT, BatchT]):
     """Base class of the stored parts of tasks, generic in the types of its recipe and its batch."""
 
@@ -292,13 +317,8 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
         from clearhead.text import Tokenizer
 
         processor = cls(Tokenizer.load(folder), config, cls.read_settings(folder, settings))
-        labels, built = len(processor.labels), (config.label_count, config.vocabulary)
-        tokens = built[1] if processor.tokenizer is None else processor.tokenizer.size
-        # A decoder alone may have scores for more tokens than its tokenizer: see make_config.
-        fits = tokens <= built[1] if cls.stacks == ("decoder",) else tokens == built[1]
-        if labels != built[0] or not fits:
-            problem = f"{folder} has {labels} labels and {tokens} tokens, but its model {built[0]} and {built[1]}"
-            raise CheckpointError(f"{problem}; copy the folder again")
+        if problem := compare_sizes(processor):
+            raise CheckpointError(f"{folder} has {problem}; copy the folder again")
         return processor
 
     @classmethod
@@ -311,3 +331,14 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
 
 
 AnyProcessor = Processor[Any, Any]
+
+
+def compare_sizes(processor: AnyProcessor) -> str | None:
+    """How the numbers of labels and tokens differ from those that the model is built for; None if they are equal."""
+    labels, config = len(processor.labels), processor.config
+    tokens = config.vocabulary if processor.tokenizer is None else processor.tokenizer.size
+    # A decoder alone may have scores for more tokens than its tokenizer: see make_config.
+    fits = tokens <= config.vocabulary if processor.stacks == ("decoder",) else tokens == config.vocabulary
+    if labels == config.label_count and fits:
+        return None
+    return f"{labels} labels and {tokens} tokens, but its model {config.label_count} and {config.vocabulary}"

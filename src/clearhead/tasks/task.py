@@ -70,6 +70,12 @@ class Task:
         default_factory=dict
     )  # by a recipe's `objective`, where that decides the parts
 
+    def __post_init__(self) -> None:
+        for name in ("columns", "metric"):
+            assert hasattr(self.processor, name), f"{self.processor.__name__} must declare its {name}"
+        chosen_by = self.processor.metric
+        assert chosen_by in ("loss", *self.metrics), f"metric {chosen_by!r} is none of the metrics of {self.name}"
+
     def select(self, objective: str | None) -> Task:
         """The variant that a recipe or a model folder names; the task itself if it has none."""
         if not self.variants:

@@ -43,6 +43,7 @@ class BatchPlan:
     """
 
     def __init__(self, lengths: Whole, *, tokens: int, seed: int, shapes: int = 16) -> None:
+        assert lengths.ndim == 2, f"lengths must be (examples, sides), got shape {lengths.shape}"
         if len(lengths) == 0:
             raise DataError("there are no examples to train on")
         self.seed = seed

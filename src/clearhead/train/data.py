@@ -16,7 +16,7 @@ from clearhead.storage import atomic_folder, read_json, verify_checksums, write_
 from clearhead.tasks import Task
 from clearhead.tasks.objective import AnyObjective
 from clearhead.tasks.pretrained import Pretrained
-from clearhead.tasks.processor import AnyProcessor, Examples
+from clearhead.tasks.processor import AnyProcessor, Examples, compare_sizes
 from clearhead.tasks.settings import Source
 from clearhead.text import Report, Row
 from clearhead.text.documents import split_document
@@ -197,6 +197,7 @@ def _prepare_processor(
     kind, prepared = recipe.kind.processor, None
     if processes.first and not folder.is_dir():
         prepared = kind.prepare(rows, recipe, start)
+        assert (problem := compare_sizes(prepared)) is None, f"{kind.__name__} has {problem}"
         with atomic_folder(folder) as fresh:
             prepared.save(fresh)
             write_json(fresh / "task.json", {"model": prepared.config.to_dict(), "settings": prepared.settings})

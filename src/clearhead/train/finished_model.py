@@ -67,7 +67,7 @@ def write_finished_model(where: Path, trainer: Trainer) -> None:
     _replace_model(where / "model", data, model, write)
     _print_scores(data, metrics)
     samples = _write_samples(where / "samples", data.processor, data.test or data.dev_rows or data.examples.rows)
-    example = samples[0] if samples else '"…"'
+    example = samples[0] if samples else data.processor.inputs.example
     print_message(f"wrote {where / 'model'}; try it: clearhead predict {where} {example}")
     if adapter is not None:
         size = format_bytes((where / "model" / ADAPTER).stat().st_size)
@@ -282,6 +282,6 @@ def model_card(name: str, data: TrainingData, model: nn.Module, metrics: dict[st
     if "baseline" in metrics:
         comparison = compare_with_baseline(metrics, data.processor.metric, task.minimised)
         lines += ["", f"Compared with a simple method, {comparison}."]
-    example = '"…"' if task.input_kind == "text" else f"{task.input_kind.upper()}-FILE"
+    example = data.processor.inputs.example if task.input_kind == "text" else f"{task.input_kind.upper()}-FILE"
     use = f"```sh\nclearhead predict THIS-FOLDER {example}\n```"
     return "\n".join([*lines, "", "How it was trained is in `recipe.toml`. To use it:", "", use, ""])

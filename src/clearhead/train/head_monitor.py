@@ -113,6 +113,7 @@ def _observe(
     seen: Seen,
 ) -> None:
     """Adds the state of one attention; an observer that was there before still gets the call."""
+    assert name not in states, f"{name} ran twice for one loss: concatenate the texts of an example in one batch"
     if outer is not None:
         outer(seen)
     q, k, v, mask, *_ = seen

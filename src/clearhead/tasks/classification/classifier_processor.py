@@ -16,7 +16,16 @@ from clearhead.errors import DataError
 from clearhead.formatting import parse_whole_number
 from clearhead.model import Classifier, ModelConfig
 from clearhead.tasks.losses import UNCOUNTED
-from clearhead.tasks.processor import Columns, Files, LabelledTexts, Processor, RowCheck, TextExamples, TextInputs
+from clearhead.tasks.processor import (
+    Columns,
+    Files,
+    LabelledTexts,
+    PairInputs,
+    Processor,
+    RowCheck,
+    TextExamples,
+    TextInputs,
+)
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, one_message
 from clearhead.tasks.text_windows import EncodedInput, encode_inputs, text_windows, window_size
 from clearhead.text import Row
@@ -143,21 +152,6 @@ class LabelColumn:
         if part in self.names or number is None or number >= len(self.names):
             return part
         return self.names[number]
-
-
-class PairInputs(TextInputs):
-    """Inputs that are pairs of texts."""
-
-    def check(self, value: Any, name: str = "the input") -> tuple[str, str]:
-        """Two texts, or one with a tab between."""
-        parts = value.split("\t") if isinstance(value, str) else value
-        fits = isinstance(parts, (list, tuple)) and len(parts) == 2 and all(isinstance(part, str) for part in parts)
-        if not fits:
-            raise DataError(f"{name} must be two texts with a tab between, got {value!r:.60}")
-        return parts[0], parts[1]
-
-    def of_row(self, row: Row) -> tuple[str, str]:
-        return row.values[0], row.values[1]
 
 
 class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
