@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,16 +29,6 @@ MASK_BLOCK = 128  # queries and keys of a block for which the mask is summarised
 LOG2E = math.log2(math.e)
 
 Positions = int | slice | Sequence[int] | Int[Tensor, " positions"] | None  # None is all
-
-
-class _PreparedHead(NamedTuple):
-    """One head in float32 or better; `any_visible` and `all_visible` summarise each block of the mask."""
-
-    q: Float[Tensor, "queries d"]
-    k: Float[Tensor, "keys d"]
-    logsumexp: Float[Tensor, " queries"]
-    any_visible: Bool[Tensor, "rows columns"] | None
-    all_visible: Bool[Tensor, "rows columns"] | None
 
 
 class HeadWindows:
@@ -125,7 +114,8 @@ class HeadWindows:
         hidden[max(0, inputs.first_query + int(inputs.lengths[self.sample]) - queries.start) :] = True
         if blocks == (1, 1) or not hidden.numel():
             return hidden
-        return F.max_pool2d((~hidden).float()[None], blocks, ceil_mode=True)[0] == 0
+        height, width = (min(block, size) for block, size in zip(blocks, hidden.shape, strict=True))
+        return F.max_pool2d((~hidden).float()[None], (height, width), ceil_mode=True)[0] == 0
 
     def _find_hidden_from_afar(
         self, queries: range, keys: range, blocks: tuple[int, int]
@@ -188,28 +178,30 @@ class HeadWindows:
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
     @cached_property
-    def _prepared(self) -> _PreparedHead:
-        inputs, step = self.inputs, self.inputs.parts[0]
-        dtype = torch.promote_types(inputs.q.dtype, torch.float32)
+    def _prepared(self) -> list[Tensor]:
+        """q, k and logsumexp of the head in float32 or better."""
+        inputs, dtype = self.inputs, torch.promote_types(self.inputs.q.dtype, torch.float32)
         assert inputs.logsumexp is not None
-        any_visible = all_visible = None
-        if step.mask is not None:
-            blocks = step.mask.blocks(step.queries, step.keys, MASK_BLOCK, MASK_BLOCK)
-            any_visible, all_visible = (self._select_head(block) for block in blocks)
-        q, k = inputs.q[self.sample, self.index], inputs.k[self.sample, self.key_index]
-        logsumexp = inputs.logsumexp[self.sample, self.index]
-        return _PreparedHead(q.to(dtype), k.to(dtype), logsumexp.to(dtype), any_visible, all_visible)
+        q, logsumexp = inputs.q[self.sample, self.index], inputs.logsumexp[self.sample, self.index]
+        return [tensor.to(dtype) for tensor in (q, inputs.k[self.sample, self.key_index], logsumexp)]
+
+    @cached_property
+    def _visible_blocks(self) -> list[Bool[Tensor, "rows columns"]]:
+        """Which blocks of the mask have any visible key, and which have no hidden one; [] without a mask."""
+        step = self.inputs.parts[0]
+        blocks = () if step.mask is None else step.mask.blocks(step.queries, step.keys, MASK_BLOCK, MASK_BLOCK)
+        return [self._select_head(block) for block in blocks]
 
     def _compute_tile(self, rows: range, keys: range) -> tuple[range, Tensor]:
         """The span of these keys that these queries may see, and the weights in it."""
-        inputs, step, head = self.inputs, self.inputs.parts[0], self._prepared
+        inputs, step, (q, k, logsumexp) = self.inputs, self.inputs.parts[0], self._prepared
         step_rows = slice(rows.start - step.first_query, rows.stop - step.first_query)
         columns, partial = self._find_visible(step_rows, range(keys.start - step.first_key, keys.stop - step.first_key))
         if not columns:
-            return range(0), head.q[:0]
-        logsumexp = head.logsumexp[step_rows]
-        q = head.q[step_rows] * self.scale
-        k = head.k[columns.start + step.first_key : columns.stop + step.first_key]
+            return range(0), q[:0]
+        logsumexp = logsumexp[step_rows]
+        q = q[step_rows] * self.scale
+        k = k[columns.start + step.first_key : columns.stop + step.first_key]
         if inputs.softcap is None and step.bias is None:
             scores = torch.addmm(logsumexp[:, None] * -LOG2E, q * LOG2E, k.T)
         else:
@@ -232,12 +224,12 @@ class HeadWindows:
     def _find_visible(self, rows: slice, keys: range) -> tuple[range, list[slice]]:
         """The span of these keys that any of these queries may see, and slices of it that the mask hides in part."""
         keys = range(max(keys.start, 0), min(keys.stop, self.inputs.parts[0].keys))
-        head = self._prepared
-        if head.any_visible is None or head.all_visible is None or not keys:
+        if not self._visible_blocks or not keys:
             return keys, []
+        any_blocks, all_blocks = self._visible_blocks
         tall, wide = (range(r.start // MASK_BLOCK, -(-r.stop // MASK_BLOCK)) for r in (rows, keys))
-        any_visible = _select_blocks(head.any_visible, tall, wide).any(0).tolist()
-        all_visible = _select_blocks(head.all_visible, tall, wide).all(0).tolist()
+        any_visible = _select_blocks(any_blocks, tall, wide).any(0).tolist()
+        all_visible = _select_blocks(all_blocks, tall, wide).all(0).tolist()
         seen = [block for block, visible in enumerate(any_visible) if visible]
         if not seen:
             return range(0), []
