@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -118,7 +117,7 @@ def _decode_value(tensors: Iterator[Tensor], numbers: Iterator[int], floats: Ite
 Listener = Callable[[Seen], None]
 
 _ids = itertools.count()
-_receivers: weakref.WeakValueDictionary[int, GraphReceiver] = weakref.WeakValueDictionary()
+_receivers: weakref.WeakValueDictionary[int, GraphReceiver[Any]] = weakref.WeakValueDictionary()
 _counter = torch.zeros((), dtype=torch.int64)
 
 
@@ -146,26 +145,33 @@ def is_recomputing() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-class GraphReceiver(ABC):
-    """A receiver that a compiled graph addresses by an integer id."""
-
-    def __init__(self) -> None:
-        self.id = next(_ids)
-        _receivers[self.id] = self
-
-    @abstractmethod
-    def receive(self, encoded: EncodedCall) -> None: ...
+Value = TypeVar("Value")
 
 
-class AttentionObserver(GraphReceiver):
-    """The observer of one attention: calls its listeners, and the observer that was set before it.
+class GraphReceiver(Generic[Value]):
+    """Passes values to callbacks, also from a compiled graph, which addresses it by an integer id.
 
-    One and the same serves every watch of that attention, so that a model is compiled for it only once.
+    One serves all watches of a module, so that code compiled under the first serves the others.
     """
 
+    def __init__(self, decode: Callable[[EncodedCall], Value]) -> None:
+        self.id, self.decode = next(_ids), decode
+        self.callbacks: tuple[Callable[[Value], None], ...] = ()
+        _receivers[self.id] = self
+
+    def receive(self, encoded: EncodedCall) -> None:
+        self.notify(self.decode(encoded))
+
+    def notify(self, value: Value) -> None:
+        for callback in self.callbacks:
+            callback(value)
+
+
+class AttentionObserver(GraphReceiver[Seen]):
+    """The observer of one attention: calls its callbacks, and the observer that was set before it."""
+
     def __init__(self) -> None:
-        super().__init__()
-        self.listeners: tuple[Listener, ...] = ()
+        super().__init__(decode_seen)
         self.previous: Listener | None = None
 
     def __call__(self, seen: Seen) -> None:
@@ -178,13 +184,6 @@ class AttentionObserver(GraphReceiver):
         else:
             tensors, numbers, floats = encode_seen(seen)
             torch.ops.clearhead.observe(tensors, [self.id, *numbers], floats, _counter)
-
-    def notify(self, seen: Seen) -> None:
-        for listener in self.listeners:
-            listener(seen)
-
-    def receive(self, encoded: EncodedCall) -> None:
-        self.notify(decode_seen(encoded))
 
     @exclude_from_graphs(
         "an attention with a cache is watched outside of the graph: compile the model without fullgraph=True"
@@ -211,7 +210,7 @@ def _(tensors: Sequence[Tensor], numbers: Sequence[int], floats: Sequence[float]
     return None
 
 
-def send_to_receiver(receiver: GraphReceiver, encoded: EncodedCall) -> None:
+def send_to_receiver(receiver: GraphReceiver[Any], encoded: EncodedCall) -> None:
     """Delivers a call to a receiver, from inside a compiled graph or outside."""
     if torch.compiler.is_compiling():
         torch.ops.clearhead.observe(encoded.tensors, [receiver.id, *encoded.numbers], encoded.floats, _counter)

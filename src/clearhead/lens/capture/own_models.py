@@ -6,21 +6,14 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention, Seen
-from clearhead.lens.capture.attachments import (
-    UNKNOWN_EXCEPTION,
-    Attachments,
-    find_call_frame,
-    find_new_exception,
-    get_handled_exception,
-    inner_hooks,
-    is_running,
-)
+from clearhead.lens.capture import attachments
 from clearhead.lens.capture.collector import Collector
 from clearhead.lens.capture.compiled_graphs import (
     AttentionObserver,
@@ -50,12 +43,12 @@ def observe_own_model(
     with (
         _listeners.using(listeners),
         _collectors.using([(part, collector) for part in readers]),
-        inner_hooks.using([(module, tracker) for module in stacks]),
+        attachments.inner_hooks.using([(module, tracker) for module in stacks]),
     ):
         try:
             yield
         finally:
-            tracker.close(get_handled_exception() or UNKNOWN_EXCEPTION)
+            tracker.close(attachments.get_handled_exception() or attachments.UNKNOWN_EXCEPTION)
 
 
 class _PassTracker(threading.local):
@@ -67,18 +60,18 @@ class _PassTracker(threading.local):
         self.running: list[tuple[nn.Module, FrameType | None, BaseException | None]] = []
 
     def begin(self, module: nn.Module, *_: Any) -> None:
-        if any(module is running or not is_running(call) for running, call, _ in self.running):
-            self.close(UNKNOWN_EXCEPTION)
+        if any(module is running or not attachments.is_running(call) for running, call, _ in self.running):
+            self.close(attachments.UNKNOWN_EXCEPTION)
         if not self.running:
             self.collector.begin_pass()
-        self.running.append((module, find_call_frame(), get_handled_exception()))
+        self.running.append((module, attachments.find_call_frame(), attachments.get_handled_exception()))
 
     def end(self, *_: Any) -> None:
         if not self.running:
             return
         handled = self.running.pop()[2]
         if not self.running:
-            self.collector.end_pass(find_new_exception(handled))
+            self.collector.end_pass(attachments.find_new_exception(handled))
 
     def close(self, error: BaseException | str) -> None:
         """Ends a pass that nobody has ended, because of an exception."""
@@ -93,19 +86,19 @@ _observers: weakref.WeakKeyDictionary[nn.Module, AttentionObserver] = weakref.We
 def _choose_observer(attention: MultiHeadAttention) -> AttentionObserver:
     """The observer of an attention for all watches; a new one if another was set meanwhile, which may call it."""
     observer = _observers.setdefault(attention, AttentionObserver())
-    return AttentionObserver() if observer.listeners and attention.observer is not observer else observer
+    return AttentionObserver() if observer.callbacks and attention.observer is not observer else observer
 
 
 def _update_listeners(pair: tuple[MultiHeadAttention, AttentionObserver], listeners: tuple[Listener, ...]) -> None:
     attention, observer = pair
-    observer.listeners = listeners
+    observer.callbacks = listeners
     if listeners and attention.observer is not observer:
         observer.previous, attention.observer = attention.observer, observer
     elif not listeners and attention.observer is observer:
         attention.observer, observer.previous = observer.previous, None
 
 
-_listeners = Attachments[tuple[MultiHeadAttention, AttentionObserver], Listener](_update_listeners)
+_listeners = attachments.Attachments[tuple[MultiHeadAttention, AttentionObserver], Listener](_update_listeners)
 
 
 def _make_listener(name: str, attention: MultiHeadAttention, collector: Collector) -> Listener:
@@ -146,11 +139,11 @@ def split_beams(seen: Seen, beams: int) -> Seen:
     )
 
 
-class TokenReader(GraphReceiver):
+class TokenReader(GraphReceiver[EncodedCall]):
     """Collects the token ids that enter the encoder or the decoder of a model."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(lambda encoded: encoded)
         self.collectors: tuple[Collector, ...] = ()
         self.hooks: list[Any] = []
         self._thread = threading.local()
@@ -160,9 +153,11 @@ class TokenReader(GraphReceiver):
         embeddings = [getattr(model, name, None) for name in ("vocabulary", "source_vocabulary")]
         stacks = _find_stacks(model)
         kinds = (0, 1) if len(stacks) == 2 else (2,)
-        hooked = [(embedding, _TokenHook(self, None)) for embedding in embeddings if isinstance(embedding, nn.Module)]
-        hooked += [(stack, _TokenHook(self, kind)) for stack, kind in zip(stacks, kinds, strict=True)]
-        self.hooks = [part.register_forward_pre_hook(hook) for part, hook in hooked]
+        parts: list[tuple[nn.Module, int | None]] = [
+            (embedding, None) for embedding in embeddings if isinstance(embedding, nn.Module)
+        ]
+        parts += zip(stacks, kinds, strict=True)
+        self.hooks = [part.register_forward_pre_hook(partial(_report_tokens, self, kind)) for part, kind in parts]
 
     def receive(self, encoded: EncodedCall) -> None:
         if not encoded.numbers:
@@ -173,21 +168,15 @@ class TokenReader(GraphReceiver):
             collector.note_tokens(KINDS[encoded.numbers[0]], tokens)
 
 
-class _TokenHook:
+def _report_tokens(reader: TokenReader, kind: int | None, module: nn.Module, args: tuple[Any, ...]) -> None:
     """A forward pre-hook: on an embedding it reports token ids, on a stack their kind (source, target or tokens)."""
-
-    def __init__(self, reader: TokenReader, kind: int | None) -> None:
-        self.reader, self.kind = reader, kind
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if self.kind is not None:
-            send_to_receiver(self.reader, EncodedCall([], [self.kind], []))
-        elif args:
-            send_to_receiver(self.reader, EncodedCall([args[0].detach()], [], []))
+    if kind is not None:
+        send_to_receiver(reader, EncodedCall([], [kind], []))
+    elif args:
+        send_to_receiver(reader, EncodedCall([args[0].detach()], [], []))
 
 
 def _find_stacks(model: nn.Module) -> list[nn.Module]:
-    """The encoder and the decoder of a model, those that it has."""
     stacks = [getattr(model, name, None) for name in ("encoder", "decoder")]
     return [stack for stack in stacks if isinstance(stack, nn.Module)]
 
@@ -210,4 +199,4 @@ def _update_reader(model: nn.Module, collectors: tuple[Collector, ...]) -> None:
             hook.remove()
 
 
-_collectors = Attachments[nn.Module, Collector](_update_reader)
+_collectors = attachments.Attachments[nn.Module, Collector](_update_reader)

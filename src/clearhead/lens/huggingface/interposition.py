@@ -21,14 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.attention.sdpa_logsumexp import observe_sdpa
+from clearhead.lens.capture import compiled_graphs
 from clearhead.lens.capture.attachments import Attachments, PatchedAttribute, clean_copies, patches
-from clearhead.lens.capture.compiled_graphs import (
-    EncodedCall,
-    GraphReceiver,
-    decode_values,
-    encode_values,
-    send_to_receiver,
-)
 from clearhead.lens.huggingface.arguments import AttentionArguments, classify_function, read_arguments
 
 Result = tuple[Tensor, Tensor | None]
@@ -41,12 +35,14 @@ OBSERVER = "_clearhead_observer"
 
 def calls_interface(module: nn.Module) -> bool:
     """Whether a module gets its attention function from the transformers attention interface."""
-    return bool(_find_callers(module))
+    kind: Any = type(module)
+    return bool(_find_callers(kind))
 
 
 def keeps_keys(module: nn.Module) -> bool:
     """Whether a module can write to a key-value cache."""
-    return any("update" in _iterate_names(function.__code__) for function in _find_callers(module))
+    kind: Any = type(module)
+    return any("update" in _iterate_names(function.__code__) for function in _find_callers(kind))
 
 
 def replaces_forward(module: nn.Module) -> bool:
@@ -55,16 +51,11 @@ def replaces_forward(module: nn.Module) -> bool:
     A subclass has overridden it, or an attribute of the module replaces it. It may still call the original.
     """
     kind: Any = type(module)
-    return "forward" in vars(module) or inspect.unwrap(kind.forward) not in _find_callers(module)
-
-
-def _find_callers(module: nn.Module) -> tuple[types.FunctionType, ...]:
-    kind: Any = type(module)
-    return _find_class_callers(kind)
+    return "forward" in vars(module) or inspect.unwrap(kind.forward) not in _find_callers(kind)
 
 
 @functools.cache
-def _find_class_callers(kind: Any) -> tuple[types.FunctionType, ...]:
+def _find_callers(kind: Any) -> tuple[types.FunctionType, ...]:
     """Functions of a class and its parents that use an attention interface."""
     callers = []
     for parent in kind.__mro__:
@@ -179,32 +170,17 @@ def _apply_wraps(function: Function, *, eager: bool) -> Function:
 Callback = Callable[[nn.Module, AttentionArguments], None]
 
 
-class FunctionObserver(GraphReceiver):
-    """Passes the arguments of a module's attention function to callbacks.
-
-    There is one for all watches of a module, so that code compiled under the first serves the others.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module, self.callbacks = weakref.ref(module), tuple[Callback, ...]()
-
-    def receive(self, encoded: EncodedCall) -> None:
-        self.notify(AttentionArguments(*decode_values(encoded)))
-
-    def notify(self, arguments: AttentionArguments) -> None:
-        module = self.module()
-        if module is not None:
-            for callback in self.callbacks:
-                callback(module, arguments)
+Observer = compiled_graphs.GraphReceiver[AttentionArguments]
+_observers: weakref.WeakKeyDictionary[nn.Module, Observer] = weakref.WeakKeyDictionary()
 
 
-_observers: weakref.WeakKeyDictionary[nn.Module, FunctionObserver] = weakref.WeakKeyDictionary()
+def _decode_arguments(encoded: compiled_graphs.EncodedCall) -> AttentionArguments:
+    return AttentionArguments(*compiled_graphs.decode_values(encoded))
 
 
 def _update_observer(module: nn.Module, callbacks: tuple[Callback, ...]) -> None:
-    observer = _observers.get(module) or _observers.setdefault(module, FunctionObserver(module))
-    observer.callbacks = callbacks
+    observer = _observers.get(module) or _observers.setdefault(module, compiled_graphs.GraphReceiver(_decode_arguments))
+    observer.callbacks = tuple(functools.partial(callback, module) for callback in callbacks)
     if callbacks:
         vars(module)[OBSERVER] = observer
     else:
@@ -228,7 +204,7 @@ def observe_function(
     kind = classify_function(attend.function, attend.eager)
     with observe_sdpa(q) as sdpa_observer:
         result = attend(module, q, k, v, mask, *args, **kwargs)
-    observer: FunctionObserver | None = getattr(module, OBSERVER, None)
+    observer: Observer | None = getattr(module, OBSERVER, None)
     if observer is None:
         return result
     arguments = read_arguments(kind, attend.function, module, q, k, v, mask, args, kwargs)
@@ -237,5 +213,5 @@ def observe_function(
     if not torch.compiler.is_compiling():
         observer.notify(arguments)
     else:
-        send_to_receiver(observer, encode_values(arguments))
+        compiled_graphs.send_to_receiver(observer, compiled_graphs.encode_values(arguments))
     return result
