@@ -144,7 +144,7 @@ def launch_span_pass(
 
 def launch_selection(job: MeasureJob, inputs: KernelInputs, outputs: KernelOutputs, shapes: TileShapes) -> None:
     """Selects the first and the top keys among the candidates of the passes."""
-    from clearhead.lens.measures.kernels.key_selection import select_from_all_keys, select_top_keys
+    from clearhead.lens.measures.kernels.column_pass import select_from_all_keys, select_top_keys
 
     q, k = inputs.q, inputs.k
     logsumexp = outputs.logsumexp if inputs.logsumexp is None else inputs.logsumexp
