@@ -8,6 +8,7 @@ all tensors, and `header_checksum`, the last field, is that of the header before
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, fields
@@ -22,38 +23,20 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError, RecordError
 from clearhead.lens.measures.definition import Measures
+from clearhead.lens.record import record_header
 from clearhead.lens.record.attention_record import Record
 from clearhead.lens.record.attention_views import Forward, Sight
 from clearhead.lens.record.call_metadata import CallMetadata
-from clearhead.lens.record.record_header import (
-    CallHeader,
-    Fetch,
-    RecordHeader,
-    RunningHeader,
-    SightHeader,
-    Store,
-    build_kept,
-    kept_to_header,
-    read_as,
-)
 from clearhead.lens.record.record_tables import RunningStatistics
 from clearhead.storage import atomic_file, check_format
 
 FORMAT = 1
 HEADER = "clearhead.record"  # its name in the metadata
 MAX_HEADER_BYTES = 80_000_000  # safetensors reads no more than 100 MB
-MEASURES = [field.name for field in fields(Measures) if field.default is MISSING]
-AXES = {"received": "batch heads keys", "map": "batch heads rows columns"} | dict.fromkeys(
-    ("top_keys", "top_weights"), "batch heads queries top"
-)
-OPTIONAL = {  # measures that may be missing
-    "visible": "batch any queries",
-    "norms": "batch heads keys",
-    "max_score": "batch heads",
-    "span_mass": "batch heads queries spans",
-    "seen_by": "batch some keys",
-}
-INTEGERS = ("peak_key", "top_keys", "visible", "seen_by")  # measures that are whole numbers
+REQUIRED = [*(field.name for field in fields(Measures) if field.default is MISSING), "queries"]
+TENSORS = (*REQUIRED, "visible", "norms", "max_score", "span_mass", "seen_by")  # of a Sight
+ANNOTATION = re.compile(r"(Float|Int)\[Tensor, '(.*?)'\]")  # of such a tensor: its kind of number, and its axes
+FORMS = {field.name: form.groups() for field in fields(Sight) if (form := ANNOTATION.match(str(field.type)))}
 CHECKSUM = ', "header_checksum": '  # begins the last field of a header
 SUMS = ("counts", "shifts", "sums", "squares", "max_scores")  # tensors of running statistics
 
@@ -74,14 +57,14 @@ def write_record(record: Record, path: Path) -> None:
             tensors[str(numbers[id(tensor)][0])] = content
         return numbers[id(tensor)][0]
 
-    header = RecordHeader(
+    header = record_header.RecordHeader(
         format=FORMAT,
         names=record.watched,
         settings=record.settings,
         expected_bytes=record.expected_bytes,
         calls=[_call_to_header(call, store) for call in record.calls],
         running={
-            name: RunningHeader(list(running.heads), **{name: store(getattr(running, name)) for name in SUMS})
+            name: {"heads": running.heads, **{name: store(getattr(running, name)) for name in SUMS}}
             for name, running in record.running.items()
         },
         checksums=[],
@@ -137,7 +120,7 @@ def read_record(path: Path) -> Record:
         raise RecordError(f"{path} cannot be read as a record: {type(error).__name__}: {error!s:.200}") from error
 
 
-def _read_header(metadata: dict[str, str] | None) -> RecordHeader:
+def _read_header(metadata: dict[str, str] | None) -> record_header.RecordHeader:
     if not metadata or HEADER not in metadata:
         raise RecordError("it is a safetensors file, but Record.save did not write it")
     before, _, checksum = metadata[HEADER].rpartition(CHECKSUM)
@@ -150,7 +133,7 @@ def _read_header(metadata: dict[str, str] | None) -> RecordHeader:
     if not isinstance(content, dict):
         raise RecordError(f"its header must be a JSON object, got a {type(content).__name__}")
     check_format("its header", content.get("format"), FORMAT)
-    header: RecordHeader = read_as(RecordHeader, content, "its header")
+    header: record_header.RecordHeader = record_header.read_as(record_header.RecordHeader, content, "its header")
     return header
 
 
@@ -173,8 +156,8 @@ def append_checksum(text: str) -> str:
     return f"{text[:-1]}{CHECKSUM}{zlib.crc32(text.encode())}}}"
 
 
-def _call_to_header(call: Forward, store: Store) -> CallHeader:
-    return CallHeader(
+def _call_to_header(call: Forward, store: record_header.Store) -> record_header.CallHeader:
+    return record_header.CallHeader(
         ids={kind: store(numbers) for kind, numbers in call.ids.items()},
         labels={kind: list(texts.items()) for kind, texts in call.labels.items()},
         about={name: value for name, value in asdict(call.about).items() if value is not None},
@@ -182,9 +165,9 @@ def _call_to_header(call: Forward, store: Store) -> CallHeader:
     )
 
 
-def _sight_to_header(sight: Sight, name: str, store: Store) -> SightHeader:
-    tensors = {name: getattr(sight, name) for name in [*MEASURES, "queries", *OPTIONAL]}
-    return SightHeader(
+def _sight_to_header(sight: Sight, name: str, store: record_header.Store) -> record_header.SightHeader:
+    tensors = {name: getattr(sight, name) for name in TENSORS}
+    return record_header.SightHeader(
         name=name,
         cross=sight.cross,
         heads=list(sight.heads),
@@ -195,23 +178,23 @@ def _sight_to_header(sight: Sight, name: str, store: Store) -> SightHeader:
         spans=[(name, span.start, span.stop) for name, span in sight.spans.items()],
         tensors={name: store(tensor) for name, tensor in tensors.items() if tensor is not None},
         probes={name: store(tensor) for name, tensor in sight.probes.items()},
-        kept=None if sight.kept is None else kept_to_header(sight.kept, store),
+        kept=None if sight.kept is None else record_header.kept_to_header(sight.kept, store),
     )
 
 
-def _build_running(header: RunningHeader, fetch: Fetch) -> RunningStatistics:
+def _build_running(header: dict[str, Any], fetch: record_header.Fetch) -> RunningStatistics:
     running = RunningStatistics()
-    running.heads = header.heads
-    _check_counts("heads", header.heads, len(header.heads))
+    running.heads = record_header.read_as(list[int], header["heads"], "heads")
+    _check_counts("heads", running.heads, len(running.heads))
     for name in SUMS:
-        tensor, empty = fetch(getattr(header, name)), getattr(running, name)
-        if tensor.dtype != empty.dtype or tensor.shape != (*empty.shape[:-1], len(header.heads)):
+        tensor, empty = fetch(header[name]), getattr(running, name)
+        if tensor.dtype != empty.dtype or tensor.shape != (*empty.shape[:-1], len(running.heads)):
             raise RecordError(f"{name} of the statistics is {tensor.dtype} of shape {tuple(tensor.shape)}")
         setattr(running, name, tensor)
     return running
 
 
-def _build_call(header: CallHeader, fetch: Fetch) -> Forward:
+def _build_call(header: record_header.CallHeader, fetch: record_header.Fetch) -> Forward:
     ids = {kind: fetch(number) for kind, number in header.ids.items()}
     for kind, numbers in ids.items():
         if numbers.dtype != torch.int64 or numbers.ndim != 2:
@@ -220,7 +203,7 @@ def _build_call(header: CallHeader, fetch: Fetch) -> Forward:
             )
     call = Forward(ids=ids)
     call.labels = {kind: dict(texts) for kind, texts in header.labels.items()}
-    call.about = read_as(CallMetadata, header.about, "about")
+    call.about = record_header.read_as(CallMetadata, header.about, "about")
     for part in header.sights:
         sight = _build_sight(part, call, fetch)
         if sight.name in call.sights:
@@ -229,18 +212,16 @@ def _build_call(header: CallHeader, fetch: Fetch) -> Forward:
     return call
 
 
-def _build_sight(header: SightHeader, call: Forward, fetch: Fetch) -> Sight:
+def _build_sight(header: record_header.SightHeader, call: Forward, fetch: record_header.Fetch) -> Sight:
     sizes: dict[str, int] = {}
-    axes = {measure: AXES.get(measure, "batch heads queries") for measure in MEASURES} | {"queries": "queries"}
-    if missing := [name for name in axes if name not in header.tensors]:
+    if missing := [name for name in REQUIRED if name not in header.tensors]:
         raise RecordError(f"{header.name!r:.60} has no {missing[0]}")
     tensors: dict[str, Tensor | None] = {
-        name: _check_tensor(fetch(header.tensors[name]), form, sizes, name) if name in header.tensors else None
-        for name, form in (axes | OPTIONAL).items()
+        name: _check_tensor(fetch(header.tensors[name]), FORMS[name], sizes, name) if name in header.tensors else None
+        for name in TENSORS
     }
     probes = {
-        name: _check_tensor(fetch(number), "batch heads queries", sizes, "a probe")
-        for name, number in header.probes.items()
+        name: _check_tensor(fetch(number), FORMS["entropy"], sizes, "a probe") for name, number in header.probes.items()
     }
     spans = {name: range(first, end) for name, first, end in header.spans}
     if len(spans) != len(header.spans) or len(spans) != sizes.get("spans", 0):
@@ -250,7 +231,7 @@ def _build_sight(header: SightHeader, call: Forward, fetch: Fetch) -> Sight:
     _check_counts("heads", header.heads, sizes["heads"])
     _check_counts("inputs", header.inputs, sizes["batch"])
     _check_counts("blocks", header.blocks, 2)
-    kept = None if header.kept is None else build_kept(header.kept, sizes, tensors["logsumexp"], fetch)
+    kept = None if header.kept is None else record_header.build_kept(header.kept, sizes, tensors["logsumexp"], fetch)
     return Sight(
         **tensors,  # type: ignore[arg-type]
         name=header.name,
@@ -274,14 +255,13 @@ def _check_counts(name: str, numbers: Sequence[int], count: int) -> None:
         raise RecordError(f"{name} must be {count} numbers, got {numbers!r:.60}")
 
 
-def _check_tensor(tensor: Tensor, axes: str, sizes: dict[str, int], name: str) -> Tensor:
+def _check_tensor(tensor: Tensor, form: tuple[str, ...], sizes: dict[str, int], name: str) -> Tensor:
     """The tensor, if its dtype and shape agree with those read before; `sizes` are those of the axes so far."""
-    whole = name in INTEGERS or name == "queries"
-    names = axes.split()
+    kind, *names = form[0], *form[1].split()
     fits = tensor.ndim == len(names)
-    fits = fits and tensor.dtype in ((torch.int32, torch.int64) if whole else (torch.float32, torch.float64))
+    fits = fits and tensor.dtype in ((torch.int32, torch.int64) if kind == "Int" else (torch.float32, torch.float64))
     for axis, size in zip(names, tensor.shape, strict=False):
-        fits = fits and (axis == "any" or sizes.setdefault(axis, size) == size)
+        fits = fits and (axis == "#heads" or sizes.setdefault(axis, size) == size)
     if not fits:
         raise RecordError(
             f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, which does not match the record's other tensors"

@@ -81,18 +81,6 @@ class CallHeader:
 
 
 @dataclass
-class RunningHeader:
-    """`RunningStatistics`."""
-
-    heads: list[int]
-    counts: TensorNumber
-    shifts: TensorNumber
-    sums: TensorNumber
-    squares: TensorNumber
-    max_scores: TensorNumber
-
-
-@dataclass
 class RecordHeader:
     """A `Record`."""
 
@@ -101,7 +89,7 @@ class RecordHeader:
     settings: dict[str, Any]
     expected_bytes: int
     calls: list[CallHeader]
-    running: dict[str, RunningHeader]
+    running: dict[str, dict[str, Any]]  # the heads and tensors of `RunningStatistics`
     checksums: list[int]  # CRC-32 of each tensor
 
 
