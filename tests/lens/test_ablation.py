@@ -203,7 +203,7 @@ def test_a_pair_as_a_key_of_a_dict_is_refused_with_the_remedy():
 
 
 def test_a_model_without_attention_is_refused():
-    with pytest.raises(LensError, match="no attention"), ablate(nn.Linear(3, 2), {}):
+    with pytest.raises(LensError, match="cannot be watched: it contains no clearhead"), ablate(nn.Linear(3, 2), {}):
         pass
 
 

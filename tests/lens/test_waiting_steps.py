@@ -41,7 +41,7 @@ def jobs(monkeypatch):
 def generate(model, given, monkeypatch, *, together, new=NEW, options=None, **how):
     with monkeypatch.context() as patched, watch(model, **(options or {})) as record:
         if not together:
-            patched.setattr(forward_tracking, "is_appended", lambda *_: False)
+            patched.setattr(forward_tracking.cache_positions, "is_appended", lambda *_: False)
         model.generate(**given, max_new_tokens=new, **{"do_sample": False, "min_new_tokens": new, **how})
     return record
 
@@ -106,7 +106,7 @@ def replace_keys(layer):
 
 def test_steps_are_measured_with_the_keys_that_they_saw(monkeypatch):
     with monkeypatch.context() as patched, watch(made("llama")) as wanted:
-        patched.setattr(forward_tracking, "is_appended", lambda *_: False)
+        patched.setattr(forward_tracking.cache_positions, "is_appended", lambda *_: False)
         write_with_another_cache(replace_keys)
     with watch(made("llama")) as found:
         write_with_another_cache(replace_keys)

@@ -170,17 +170,16 @@ def _find_start(model: Any) -> int:
 
 
 def _find_ends(model: Any) -> tuple[int, ...]:
-    """The tokens that end an answer."""
     ends = model.generation_config.eos_token_id
     return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
 
 
 def _has_norms(model: nn.Module) -> bool:
     """Whether the output projections of all attentions are found, so that norms of values can be measured."""
-    from clearhead.lens.huggingface.discovery import count_heads, describe_attentions
+    from clearhead.lens.huggingface.discovery import describe_attentions, find_attentions
 
     try:
-        describe_attentions(model, tuple(count_heads(model)))
+        describe_attentions(model, tuple(find_attentions(model)))
     except LensError:
         return False
     return True

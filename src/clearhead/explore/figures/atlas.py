@@ -109,7 +109,6 @@ def _draw_roles(roles: Sequence[tuple[str, int, str, float]], title: str | None,
 
 
 def _draw_tables(cells: Cells, title: str | None, notes: Sequence[str] = (style.CAVEAT,)) -> Figure:
-    """One table a kind, below each other."""
     if not any(cells.values()):
         raise ShapeError("there are no heads to draw")
     kinds = group_by_kind(cells)

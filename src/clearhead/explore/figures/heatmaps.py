@@ -17,16 +17,7 @@ from matplotlib.patches import Rectangle
 from clearhead.errors import ShapeError
 from clearhead.explore.figures import style, weight_grid
 from clearhead.explore.figures.label_text import make_axis_labels, measure_width, stack_characters
-from clearhead.explore.figures.weight_grid import (
-    MAX_LABELS,
-    GridAxis,
-    Source,
-    Texts,
-    WeightGrid,
-    describe_heads,
-    list_heads,
-    make_grid,
-)
+from clearhead.explore.figures.weight_grid import Source, Texts, WeightGrid, make_grid
 from clearhead.lens import Sight
 
 MAX_NUMBERED = 20  # tokens a side with numbers in their cells
@@ -65,7 +56,7 @@ def head_map(
     """
     cells = make_grid(source, head, sample=sample, queries=queries, keys=keys)
     words = ("key: is looked at", f"query: {describe_rows(source) or 'looks'}")
-    return _draw_single(cells, describe_heads(source, head) if title is None else title, words)
+    return _draw_single(cells, weight_grid.describe_heads(source, head) if title is None else title, words)
 
 
 def alignment(
@@ -86,7 +77,9 @@ def alignment(
     cells = make_grid(source, head, sample=sample, queries=queries, keys=keys, named_by=named_by)
     rows = describe_rows(source, named_by) if queries is None else ""
     side = f"target: {rows}" if rows else "target"
-    return _draw_single(cells, describe_heads(source, head) if title is None else title, ("source", side), framed=True)
+    return _draw_single(
+        cells, weight_grid.describe_heads(source, head) if title is None else title, ("source", side), framed=True
+    )
 
 
 def describe_rows(source: Source, named_by: str | None = None) -> str:
@@ -122,7 +115,7 @@ def head_grid(
     captions: Mapping[int, str] | None = None,
 ) -> Figure:
     """Heat maps of all heads of one attention on one colour scale; `captions` are added to their titles."""
-    numbers, captions = list_heads(source), captions or {}
+    numbers, captions = weight_grid.list_heads(source), captions or {}
     if not numbers:
         raise ShapeError("there are no heads to draw")
     grids = [make_grid(source, head, sample=sample, queries=queries, keys=keys, most=PANEL_CELLS) for head in numbers]
@@ -227,7 +220,7 @@ def _plot_size(cells: WeightGrid) -> PlotSize:
     """The size of a single map: large cells if they have numbers, squares if possible."""
     rows, columns = cells.values.shape
     longest = max(rows, columns)
-    if cells.exact and longest <= MAX_LABELS:
+    if cells.exact and longest <= weight_grid.MAX_LABELS:
         side = 0.46 if longest <= MAX_NUMBERED else max(0.15, 0.46 * MAX_NUMBERED / longest)
         return PlotSize(columns * side, rows * side)
     return _fit_into(6.6, rows, columns)
@@ -270,7 +263,7 @@ class _Labels(NamedTuple):
         return measure_width(word, self.points)
 
 
-def _label_queries(axis: GridAxis, pitch: float) -> _Labels:
+def _label_queries(axis: weight_grid.GridAxis, pitch: float) -> _Labels:
     """A label for each token if there is room, else some positions; `pitch` is the size of a cell in inches."""
     count = len(axis.positions)
     if _has_all_labels(axis, pitch):
@@ -282,7 +275,7 @@ def _label_queries(axis: GridAxis, pitch: float) -> _Labels:
     return _Labels(cells, [f"{axis.positions[token]:,}" for token in tokens], [False] * len(tokens), style.SMALL)
 
 
-def _label_keys(axis: GridAxis, pitch: float) -> _Labels:
+def _label_keys(axis: weight_grid.GridAxis, pitch: float) -> _Labels:
     """The same for keys: in a smaller font if they then fit side by side, else rotated or stacked."""
     labels = _label_queries(axis, pitch)
     if not _has_all_labels(axis, pitch):
@@ -294,8 +287,7 @@ def _label_keys(axis: GridAxis, pitch: float) -> _Labels:
     return labels._replace(words=words, rotated=[_is_rotated(word, labels.points, pitch) for word in words])
 
 
-def _has_all_labels(axis: GridAxis, pitch: float) -> bool:
-    """Whether every token gets a label."""
+def _has_all_labels(axis: weight_grid.GridAxis, pitch: float) -> bool:
     return axis.labelled and pitch >= MIN_PITCH
 
 

@@ -90,7 +90,6 @@ def make_grid(
 
 
 def list_heads(source: Source) -> list[int]:
-    """The numbers of all heads."""
     if isinstance(source, Sight):
         return list(source.heads)
     return list(range(source.shape[-3])) if source.ndim > 2 else [0]
@@ -183,7 +182,6 @@ def group_by_kind(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def find_punctuation(texts: Texts) -> list[bool]:
-    """Which tokens are punctuation only."""
     return list(map(is_punctuation, display_tokens([text or "" for text in texts or ()]).shown))
 
 

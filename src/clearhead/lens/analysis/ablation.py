@@ -18,17 +18,10 @@ from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import LensError
-from clearhead.lens import huggingface
+from clearhead.lens import attention_names, huggingface
 from clearhead.lens.analysis.roles import HeadRole
-from clearhead.lens.attention_names import (
-    Layers,
-    check_heads,
-    check_key,
-    find_attentions,
-    select_layers,
-    to_python_number,
-)
 from clearhead.lens.capture.attachments import Attachments
+from clearhead.lens.capture.watch_context import find_target
 from clearhead.lens.huggingface.interposition import AttentionFunction, Result, wrap_modules
 
 Number = float | Tensor
@@ -55,10 +48,10 @@ def ablate(model: nn.Module, heads: HeadChoice) -> Iterator[None]:
     ...     attention(torch.ones(1, 3, 6)).abs().max().item()
     0.0
     """
-    counts, ours = count_heads(model), find_attentions(model)
+    counts, ours = count_heads(model), attention_names.find_attentions(model)
     ablated: dict[str, Tensor] = {}
     for wanted, numbers in _list_choices(heads):
-        for name in select_layers(wanted, list(counts)):
+        for name in attention_names.select_layers(wanted, list(counts)):
             of_attention = ablated.setdefault(name, torch.zeros(counts[name], dtype=torch.bool))
             of_attention[_select_heads(name, numbers, counts[name])] = True
     if ours:
@@ -77,7 +70,7 @@ def _list_choices(heads: Any) -> list[tuple[str | int, Any]]:
         for name in heads:
             if isinstance(name, tuple) and _is_pair(name):
                 raise LensError(f"{name!r} is no key of a dict; one head is written as a list of pairs, [{name!r}]")
-            check_key(name)
+            attention_names.check_key(name)
         return list(heads.items())
     single = isinstance(heads, (HeadRole, str)) or not isinstance(heads, Iterable)
     choices = [heads] if single or (isinstance(heads, tuple) and _is_pair(heads)) else heads
@@ -98,7 +91,7 @@ def _is_pair(value: Any) -> bool:
 
 def _select_heads(name: str, numbers: Any, count: int) -> list[int]:
     """Head numbers from 0 on, as Python's indexing has them; LensError for one out of range."""
-    heads = to_python_number(numbers)
+    heads = attention_names.to_python_number(numbers)
     if heads is None:
         return list(range(count))
     if isinstance(heads, slice):
@@ -106,13 +99,13 @@ def _select_heads(name: str, numbers: Any, count: int) -> list[int]:
             return list(range(count)[heads])
         except (TypeError, ValueError):
             raise LensError(f"the heads of {name!r} must be a slice of whole numbers, got {heads!r}") from None
-    return check_heads(name, [heads] if isinstance(heads, int) else heads, count, negative=True)
+    return attention_names.check_heads(name, [heads] if isinstance(heads, int) else heads, count, negative=True)
 
 
 def head_effects(
     model: nn.Module,
     run: Callable[[], Number],
-    names: Layers = None,
+    names: attention_names.Layers = None,
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Float[Tensor, " heads"]]:
@@ -130,7 +123,9 @@ def head_effects(
     """
     counts = count_heads(model)
     wanted = [None] if names is None else [names] if isinstance(names, (str, int)) else names
-    watched = list(dict.fromkeys(name for layers in wanted for name in select_layers(layers, list(counts))))
+    watched = list(
+        dict.fromkeys(name for layers in wanted for name in attention_names.select_layers(layers, list(counts)))
+    )
     before = _run_repeatably(run)
     effects = {name: torch.zeros(counts[name], dtype=torch.float64) for name in watched}
     heads = [(name, head) for name in watched for head in range(counts[name])]
@@ -143,9 +138,8 @@ def head_effects(
 
 
 def count_heads(model: nn.Module) -> dict[str, int]:
-    """How many heads each attention of a model has."""
-    ours = {name: attention.heads for name, attention in find_attentions(model).items()}
-    return ours or huggingface.count_heads(model)
+    shapes, _ = find_target(model)
+    return {name: shape.heads for name, shape in shapes.items()}
 
 
 @torch.no_grad()

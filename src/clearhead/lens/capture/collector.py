@@ -15,18 +15,12 @@ from clearhead.attention.call import Call, check_call, slice_heads
 from clearhead.errors import LensError
 from clearhead.lens.analysis.norms import make_value_norms
 from clearhead.lens.attention_names import unwrap_model
+from clearhead.lens.capture import watch_settings
 from clearhead.lens.capture.growing_call import GrowingAttention, GrowingCall
 from clearhead.lens.capture.growing_tensors import BatchHistory
 from clearhead.lens.capture.host_transfer import HostTransfer
 from clearhead.lens.capture.measure_queue import MeasureQueue
 from clearhead.lens.capture.part_measurement import Norms, Part
-from clearhead.lens.capture.watch_settings import (
-    AttentionShape,
-    WatchSettings,
-    count_dense_bytes,
-    estimate_bytes,
-    warn_if_large,
-)
 from clearhead.lens.measures.definition import locate_first_query
 from clearhead.lens.record.attention_record import Record
 
@@ -51,7 +45,7 @@ class Collector:
     growing cache begins a new call.
     """
 
-    def __init__(self, settings: WatchSettings, record: Record, model: nn.Module | None = None) -> None:
+    def __init__(self, settings: watch_settings.WatchSettings, record: Record, model: nn.Module | None = None) -> None:
         self.settings, self.record, self.model = settings, record, model
         self.thread, self.warned = threading.get_ident(), False
         self.ran = False  # whether any attention was recorded
@@ -280,13 +274,15 @@ class Collector:
     def _new_call(self, seen: Call) -> GrowingCall:
         self.queue.flush_layers()  # of the call before
         call, (batch, heads, queries, d) = GrowingCall(), seen.q.shape
-        shape, keys = AttentionShape(heads, seen.k.shape[1], d, seen.q.itemsize), seen.k.shape[2]
-        expected = len(self.settings.layers) * estimate_bytes(self.settings.detail, shape, batch, queries, keys)
+        shape, keys = watch_settings.AttentionShape(heads, seen.k.shape[1], d, seen.q.itemsize), seen.k.shape[2]
+        expected = len(self.settings.layers) * watch_settings.estimate_bytes(
+            self.settings.detail, shape, batch, queries, keys
+        )
         self.record.expected_bytes += expected
         if self.settings.detail.keep == "qk":
-            expected += count_dense_bytes(seen)
+            expected += watch_settings.count_dense_bytes(seen)
             what = f"keeping q and k of {len(self.settings.layers)} attentions over {keys:,} tokens"
-            self.warned = self.warned or warn_if_large(expected, what)
+            self.warned = self.warned or watch_settings.warn_if_large(expected, what)
         self.record.calls.append(call.forward)
         return call
 

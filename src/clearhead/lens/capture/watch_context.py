@@ -81,7 +81,7 @@ def watch(
     >>> record["decoder.1.self"].map.shape
     torch.Size([1, 4, 3, 3])
     """
-    (shapes, attach), selections = _find_target(model), _check_selections(rows, queries, spans)
+    (shapes, attach), selections = find_target(model), _check_selections(rows, queries, spans)
     detail = MeasureDetail(pixels, top, _rows_to_step(rows), keep, probes, norms, **selections)
     settings = _check_settings(shapes, layers, heads, detail, itself)._replace(own_thread=own_thread)
     record = Record(settings.layers)
@@ -133,7 +133,7 @@ def expected_bytes(
     Encoder and decoder are taken to read the same number of tokens. Kept masks and biases that follow no rule are
     squares of numbers, and come on top.
     """
-    shapes, _ = _find_target(model)
+    shapes, _ = find_target(model)
     detail = MeasureDetail(pixels, top, _rows_to_step(rows), keep, **_check_selections(rows, queries, spans))
     settings = _check_settings(shapes, layers, heads, detail)
     check_counts(LensError, tokens=tokens, batch=batch)
@@ -146,7 +146,7 @@ def expected_bytes(
     return total
 
 
-def _find_target(model: nn.Module) -> tuple[dict[str, AttentionShape], Attach]:
+def find_target(model: nn.Module) -> tuple[dict[str, AttentionShape], Attach]:
     """The attentions of a model by name, and how a collector attaches to them; LensError if there are none.
 
     Our models are observed directly, Hugging Face's through their attention interface.

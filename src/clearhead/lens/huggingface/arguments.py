@@ -249,7 +249,6 @@ def _find_refusal(kind: str, function: Any, q: Tensor, k: Tensor, options: Any) 
 
 @functools.cache
 def list_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of a function's parameters."""
     return tuple(inspect.signature(function).parameters)
 
 

@@ -57,17 +57,15 @@ def find_unseen_modules(model: nn.Module, attending: Iterable[nn.Module]) -> dic
     }
 
 
-def require_attending_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules that attend through the interface, by path; LensError if there are none."""
-    if attending := find_attending_modules(model):
-        return attending
+def explain_missing_interface(model: nn.Module) -> str:
+    """Why a model without modules that attend through the interface cannot be watched."""
     name, others = type(model).__name__, find_unseen_modules(model, [])
     if not others:
-        raise LensError(
+        return (
             f"{name} holds no attention that can be watched: neither clearhead's MultiHeadAttention nor a module that "
             "calls Hugging Face's attention interface"
         )
-    raise LensError(
+    return (
         f"{name} computes its attention itself, without Hugging Face's attention interface, so it cannot be "
         f"recorded: {describe_modules(others)}. {REMEDY}"
     )
@@ -261,10 +259,8 @@ PROJECTIONS = {
 def read_shapes(model: nn.Module) -> dict[str, AttentionShape]:
     """The sizes of each attention by name; {} for a model of another library, LensError for one without any."""
     named = find_attentions(model)
-    if not named:
-        if not hasattr(getattr(model, "config", None), "_attn_implementation"):
-            return {}
-        require_attending_modules(model)
+    if not named and hasattr(getattr(model, "config", None), "_attn_implementation"):
+        raise LensError(explain_missing_interface(model))
     return {name: _read_shape(model, module) for name, module in named.items()}
 
 
@@ -280,12 +276,6 @@ def _read_shape(model: nn.Module, module: nn.Module) -> AttentionShape:
     kv_heads = heads // groups if groups else read("num_key_value_heads", "num_kv_heads") or heads
     head_dim = read(*WIDTHS) or max(1, (read("hidden_size", "d_model", "embed_dim") or 64 * heads) // heads)
     return AttentionShape(heads, min(max(1, kv_heads), heads), head_dim, read_itemsize(model))
-
-
-def count_heads(model: nn.Module) -> dict[str, int]:
-    """The number of heads of each attention; LensError for a model that cannot be watched."""
-    require_attending_modules(model)
-    return {name: count_module_heads(module) for name, module in find_attentions(model).items()}
 
 
 def count_module_heads(module: nn.Module) -> int:

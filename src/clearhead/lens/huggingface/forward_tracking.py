@@ -29,21 +29,8 @@ from clearhead.lens.capture.attachments import (
 )
 from clearhead.lens.capture.collector import Collector, refuse_unmeasurable
 from clearhead.lens.capture.compiled_graphs import is_recomputing
+from clearhead.lens.huggingface import cache_positions
 from clearhead.lens.huggingface.arguments import AttentionArguments, list_parameters, to_seen
-from clearhead.lens.huggingface.cache_positions import (
-    CacheGrowth,
-    ForwardPass,
-    LayerCacheState,
-    count_samples,
-    count_seen_tokens,
-    find_cache,
-    find_context_layers,
-    is_appended,
-    list_outputs,
-    place_by_mask,
-    read_layer_number,
-    read_layer_states,
-)
 from clearhead.lens.huggingface.discovery import REMEDY, describe_attentions, describe_modules, find_unseen_modules
 from clearhead.lens.huggingface.interposition import observe_modules, replaces_forward
 
@@ -54,12 +41,12 @@ REORDER_METHODS = ("reorder_cache", "batch_select_indices", "batch_repeat_interl
 class _ThreadState(threading.local):
     """What a watch knows of the forward passes of one thread."""
 
-    last_growth: CacheGrowth | None = None  # of the last pass that ended
+    last_growth: cache_positions.CacheGrowth | None = None  # of the last pass that ended
     finished_beams: frozenset[int] = frozenset()  # rows, before the next reordering of the cache
 
     def __init__(self) -> None:
-        self.frames: list[ForwardPass] = []  # in progress, the outermost first
-        self.growths: dict[int, CacheGrowth] = {}  # by the id of the cache
+        self.frames: list[cache_positions.ForwardPass] = []  # in progress, the outermost first
+        self.growths: dict[int, cache_positions.CacheGrowth] = {}  # by the id of the cache
 
 
 class ForwardTracker:
@@ -70,7 +57,7 @@ class ForwardTracker:
         settings = collector.settings
         self.infos = describe_attentions(model, settings.layers if settings.detail.norms else ())
         self.models = _find_models(model)
-        self.context_layers = find_context_layers(self.infos)
+        self.context_layers = cache_positions.find_context_layers(self.infos)
         self.unseen = find_unseen_modules(model, self.infos)
         self.passes, self.refusal = 0, ""
         self.attentions_seen = set[nn.Module]()
@@ -142,19 +129,19 @@ class ForwardTracker:
             self.refusal = f"{self.infos[module].name!r} cannot be recorded: {arguments.refusal}"
             raise LensError(self.refusal)
         info, frames = self.infos[module], self._thread.frames
-        frame = frames[-1] if frames else ForwardPass(module)
+        frame = frames[-1] if frames else cache_positions.ForwardPass(module)
         refuse_unmeasurable(arguments.q, info.name)
         self.attentions_seen.add(module)
-        layer, queries = read_layer_number(module), arguments.q.shape[2]
+        layer, queries = cache_positions.read_layer_number(module), arguments.q.shape[2]
         where = frame.locate(layer, queries, arguments.k.shape[2], info)
         seen = to_seen(arguments, where.keys, frame.masks)
         first_query, tokens = where.first_query, None
         if info.joint:
             first_query, tokens = 0, queries
         elif first_query is None:
-            first_query, tokens = place_by_mask(seen.mask, queries, seen.k.shape[2])
+            first_query, tokens = cache_positions.place_by_mask(seen.mask, queries, seen.k.shape[2])
         counts = frame.counts if info.grows or frame.growth is None else frame.growth.counts
-        appended = is_appended(frame.cache, layer, arguments.k)
+        appended = cache_positions.is_appended(frame.cache, layer, arguments.k)
         if appended and layer is not None and frame.growth is not None:
             frame.growth.keys[layer] = weakref.ref(arguments.k)
         counts[info.name] += 1
@@ -177,14 +164,14 @@ class ForwardTracker:
             if module is self.model or frame.module is module or not is_running(frame.call):  # it was interrupted
                 self._drop_frames(n, UNKNOWN_EXCEPTION)
                 break
-        cache = find_cache(named.values())
+        cache = cache_positions.find_cache(named.values())
         states = self._read_states(cache)
-        if not self.models and not states.keys() <= set(map(read_layer_number, self.infos)):
+        if not self.models and not states.keys() <= set(map(cache_positions.read_layer_number, self.infos)):
             raise LensError(
                 f"a {type(module).__name__} cannot be watched by itself with a cache that other layers fill, too: "
                 "watch the model that it belongs to, and choose some of its attentions with layers="
             )
-        frame = ForwardPass(module, cache, states, frames[-1] if frames else None)
+        frame = cache_positions.ForwardPass(module, cache, states, frames[-1] if frames else None)
         vectors = named.get("inputs_embeds") is not None and not frame.reads
         around = self.models and module not in self.models and not hasattr(module, "_orig_mod")  # not a model itself
         ids = {} if frame.reads or around else self._find_token_ids(module, named)
@@ -206,7 +193,7 @@ class ForwardTracker:
             self.collector.end(error)
         del self._thread.frames[first:]
 
-    def _note_inner_tokens(self, frame: ForwardPass, ids: Mapping[str, Tensor | None]) -> None:
+    def _note_inner_tokens(self, frame: cache_positions.ForwardPass, ids: Mapping[str, Tensor | None]) -> None:
         """Notes the tokens of a model inside a wrapper; drops them if the pass reads several texts."""
         read, mixed = frame.read, False
         for kind, numbers in ids.items():
@@ -230,28 +217,33 @@ class ForwardTracker:
             self.collector.end(error)
             return
         thread.last_growth = frame.growth
-        cache = find_cache(list_outputs(output)) if frame.cache is None else frame.cache
+        cache = cache_positions.find_cache(cache_positions.list_outputs(output)) if frame.cache is None else frame.cache
         if frame.growth is not None and cache is not None:
-            frame.growth.cache, frame.growth.length = weakref.ref(cache), count_seen_tokens(self._read_states(cache))
+            frame.growth.cache, frame.growth.length = (
+                weakref.ref(cache),
+                cache_positions.count_seen_tokens(self._read_states(cache)),
+            )
             alive = {key: growth for key, growth in thread.growths.items() if growth.cache() is not None}
             thread.growths = {**alive, id(cache): frame.growth}
         self.collector.end()
 
-    def _read_states(self, cache: Any) -> dict[int, LayerCacheState]:
+    def _read_states(self, cache: Any) -> dict[int, cache_positions.LayerCacheState]:
         """The state of each cache layer that holds keys of the text itself."""
-        return {n: state for n, state in read_layer_states(cache).items() if n not in self.context_layers}
+        return {
+            n: state for n, state in cache_positions.read_layer_states(cache).items() if n not in self.context_layers
+        }
 
     def _find_growth(
-        self, module: nn.Module, cache: Any, frame: ForwardPass, named: Mapping[str, Any]
-    ) -> CacheGrowth | None:
+        self, module: nn.Module, cache: Any, frame: cache_positions.ForwardPass, named: Mapping[str, Any]
+    ) -> cache_positions.CacheGrowth | None:
         """The CacheGrowth that this pass continues, a new one, or None if no cache is used."""
         if cache is not None:
             growth = self._thread.growths.get(id(cache))
             grows = growth is not None and growth.cache() is cache and growth.length == frame.length > 0
-            return growth if grows else CacheGrowth(cache, frame.length)
+            return growth if grows else cache_positions.CacheGrowth(cache, frame.length)
         keeps = named.get("use_cache")
         keeps = getattr(getattr(module, "config", None), "use_cache", True) if keeps is None else keeps
-        return CacheGrowth(self, 0) if keeps and True in self._find_growth_kinds(module) else None
+        return cache_positions.CacheGrowth(self, 0) if keeps and True in self._find_growth_kinds(module) else None
 
     def _find_growth_kinds(self, module: nn.Module) -> set[bool]:
         """Which values `grows` has among the attentions of a module."""
@@ -299,7 +291,7 @@ class ForwardTracker:
             return
         (rows,) = (*args, *kwargs.values())
         if name == "batch_repeat_interleave":
-            rows = torch.arange(count_samples(cache) // rows).repeat_interleave(rows)
+            rows = torch.arange(cache_positions.count_samples(cache) // rows).repeat_interleave(rows)
         finished, self._thread.finished_beams = self._thread.finished_beams, frozenset()
         call.reorder(rows, finished=finished)
 
@@ -341,7 +333,6 @@ def find_finished_rows(
 
 
 def _list_subclasses(kind: type) -> set[type]:
-    """A class and all that derive from it."""
     return {kind}.union(*map(_list_subclasses, kind.__subclasses__()))
 
 
