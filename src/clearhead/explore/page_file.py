@@ -101,7 +101,6 @@ def render_page(
 
 
 def count_heads(scenes: Sequence[Scene]) -> int:
-    """How many heads these views have together."""
     return sum(len(attention.sight.heads) for scene in scenes for attention in scene.maps.values())
 
 
@@ -333,5 +332,4 @@ def _encode_attention(
 
 
 def _count_weights(scene: Scene) -> int:
-    """How many weights all heads of a scene have."""
     return sum(len(attention.sight.heads) * math.prod(attention.counts) for attention in scene.maps.values())

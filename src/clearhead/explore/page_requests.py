@@ -8,7 +8,6 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from clearhead.explore.attention_map import THUMBNAIL, AttentionMap, Grid, Weigh
 from clearhead.explore.live_model import MAX_CHARACTERS, LiveModel, end_if_left, free_memory_soon
 from clearhead.explore.scene import Scene, finite_or_none
 from clearhead.explore.token_axis import Axis
+from clearhead.lens.measures.thread_pool import start_workers
 from clearhead.lens.record.attention_record import Record
 
 MAX_RECORDS = 8  # of texts that pages have read: one for each tab
@@ -128,7 +128,8 @@ class PageRequests:
         self.live, self.title, self.axes = live, title, axes
         self.records = KeptRecords(record, self._make_scene)
         self.records.first.find_scene(0)  # raises now if the record cannot be shown
-        self.workers = _start_workers(1 if live is None else MAX_RECORDS + 1)  # one for each record
+        # The page's computations are small: split among threads that compete with the browser, they would mostly wait.
+        self.workers = start_workers(1 if live is None else MAX_RECORDS + 1, threads=1)  # one for each record
 
     def _make_scene(self, record: Record, view: int) -> Scene:
         takes = None if self.live is None else self.live.input_kind
@@ -241,25 +242,6 @@ class PageRequests:
         return Response.from_json({"effects": scene.about.effects})
 
 
-def _start_workers(count: int) -> ThreadPoolExecutor:
-    """Worker threads in which PyTorch uses one thread each.
-
-    The page's computations are small. Split among threads that compete with the browser, they would mostly wait.
-    """
-    threads, started = torch.get_num_threads(), threading.Barrier(count)
-    pool = ThreadPoolExecutor(count, "clearhead-look")
-
-    def use_one_thread() -> None:
-        torch.get_num_threads()  # a new thread takes over the global number when first asked
-        started.wait()  # else one thread might do this several times
-        torch.set_num_threads(1)
-
-    for future in [pool.submit(use_one_thread) for _ in range(count)]:
-        future.result()
-    torch.set_num_threads(threads)  # else threads that start later would use one as well
-    return pool
-
-
 def _find_scene(entry: KeptRecord, query: Mapping[str, str]) -> Scene:
     return entry.find_scene(_read_integer(query, "view", 0))
 
@@ -288,7 +270,6 @@ def _window_response(attention: AttentionMap, head: int, query: Mapping[str, str
 
 
 def _read_window(query: Mapping[str, str]) -> tuple[range, range]:
-    """The queries and the keys of a window."""
     q0, q1, k0, k1 = (_read_integer(query, name) for name in ("q0", "q1", "k0", "k1"))
     return range(q0, q1), range(k0, k1)
 

@@ -54,7 +54,6 @@ class Scene:
         self.user_axes = dict(axes or {})
 
     def with_view(self, view: int) -> Scene:
-        """Another view of the same record."""
         return Scene(self.record, view, title=self.title, axes=self.user_axes, takes=self.takes)
 
     @cached_property

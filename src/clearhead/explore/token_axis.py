@@ -24,7 +24,7 @@ from clearhead.errors import RecordError
 from clearhead.explore.scene_json import AxisExtras, AxisJson
 from clearhead.lens.record.attention_views import Forward
 from clearhead.lens.record.call_metadata import TokenChance
-from clearhead.lens.record.token_labels import SPACE, byte_alphabet
+from clearhead.lens.record.token_labels import SPACE, byte_alphabet, decode_byte_characters
 from clearhead.tasks.media import PictureInput, SoundInput, media_from_json
 
 PICTURE_PIXELS = 448  # a side of pictures in a page
@@ -264,7 +264,7 @@ def _choose_parser(tokens: Sequence[str]) -> Callable[[str], _Piece]:
     if any(token.startswith("##") for token in tokens):
         return lambda token: (token.removeprefix("##"), not token.startswith("##"))
     if any("\u0100" <= mark <= "\u0143" for token in tokens for mark in token) and all(map(_is_bytes, tokens)):
-        return _parse_byte_level
+        return lambda token: _parse_sentencepiece(decode_byte_characters(token, byte_alphabet()))
     return lambda token: (token, True)
 
 
@@ -275,13 +275,6 @@ def _parse_sentencepiece(token: str) -> _Piece:
     parts = BYTE.split(text)  # text, byte, text, byte, …
     pairs = zip(parts[::2], ["", *parts[1::2]], strict=True)
     return b"".join(bytes.fromhex(byte) + part.encode("utf-8", "surrogatepass") for part, byte in pairs), opens
-
-
-def _parse_byte_level(token: str) -> _Piece:
-    """GPT-2's alphabet: every character stands for one byte."""
-    raw = bytes(byte_alphabet()[mark] for mark in token)
-    opens = raw[:1] in (b" ", b"\n")
-    return raw.removeprefix(b" ") or raw, opens
 
 
 def _is_bytes(token: str) -> bool:

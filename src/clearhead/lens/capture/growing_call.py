@@ -109,7 +109,6 @@ class GrowingCall:
             self.add_ids(kind, numbers if kind == "source" else numbers[:, :position], 0)
 
     def join_ids(self) -> dict[str, Int[Tensor, "batch tokens"]]:
-        """All token ids so far."""
         return {kind: self._join_tokens(pieces, kind != "source") for kind, pieces in self._tokens.items()}
 
     def _join_tokens(self, pieces: list[tuple[int, int, Tensor]], reorders: bool) -> Tensor:

@@ -15,7 +15,6 @@ from clearhead.attention.call import Call
 from clearhead.attention.masks import Mask
 from clearhead.lens.capture.growing_tensors import AttentionSums, BatchHistory, join_pieces, select_rows
 from clearhead.lens.capture.host_transfer import ArrivingTensors, HostTransfer
-from clearhead.lens.capture.watch_settings import MeasureDetail
 from clearhead.lens.measures.definition import MeasureJob, Measures
 from clearhead.lens.measures.measure_dispatch import measure_token_distance
 from clearhead.lens.measures.selections import find_query_runs, locate_spans, shift_spans
@@ -58,7 +57,7 @@ class PartMeasurement:
             attention.spans = locate_spans(attention.detail.spans or {}, keys)
         self.runs = self._find_runs()
         attention.sums.choose_blocks(sum(map(len, self.runs)), keys)
-        self.remaining = [*self.runs]
+        self.remaining = self.runs or [range(0)]
         self.measured: list[dict[str, Tensor]] = []
 
     def _find_runs(self) -> list[range]:
@@ -80,7 +79,7 @@ class PartMeasurement:
         """The next queries as a job, up to the next edge of a block of the map; None if there are no more."""
         if not self.remaining:
             return None
-        part, run = self.part, self.remaining.pop(0)
+        part, (run, *self.remaining) = self.part, self.remaining
         (height, width), count = self.attention.sums.blocks, len(run)
         if height:
             count = -self.attention.sums.rows % height or count
@@ -99,7 +98,6 @@ class PartMeasurement:
         return self.job
 
     def add(self, result: Measures) -> None:
-        """Takes the measures of the last job."""
         job, part = self.job, self.part
         call, rows, first_key = job.call, job.rows, part.first_key
         assert result.max_score is not None
@@ -146,9 +144,8 @@ class PartMeasurement:
         attention, part = self.attention, self.part
         call, first_key, first_query = part.call, part.first_key, part.first_query
         end = first_key + call.k.shape[2]
-        measured = self.measured or [_make_empty_measures(call, attention.detail)]
-        names = measured[0] if len(measured) > 1 else ()
-        joined = {name: torch.cat([measures[name] for measures in measured], 2) for name in names} or measured[0]
+        first, *more = self.measured
+        joined = {name: torch.cat([measures[name] for measures in self.measured], 2) for name in first if more} or first
         attention.sums.reserve(call, end, self.exact, attention.dtype)
         attention.positions += [range(run.start + first_query, run.stop + first_query, run.step) for run in self.runs]
         attention.pieces.append((self.time, attention.transfer.send(joined)))
@@ -161,21 +158,6 @@ class PartMeasurement:
         if part.tokens is not None:
             attention.tokens = first_key + part.tokens
         attention.keys = max(attention.keys, end)
-
-
-def _make_empty_measures(call: Call, detail: MeasureDetail) -> dict[str, Tensor]:
-    """Measures with zero queries."""
-    empty = torch.zeros(*call.q.shape[:2], 0, dtype=torch.promote_types(call.q.dtype, torch.float32))
-    tops = empty[..., None].expand(-1, -1, -1, detail.top)
-    measures = dict.fromkeys([*PER_QUERY, "max_score", *(f"probe {name}" for name in detail.probes or {})], empty)
-    if detail.spans:
-        measures["span_mass"] = empty[..., None].expand(-1, -1, -1, len(detail.spans))
-    return measures | {
-        "visible": empty[:, :1].int(),
-        "peak_key": empty.int(),
-        "top_keys": tops.int(),
-        "top_weights": tops,
-    }
 
 
 class InputKeeper:

@@ -37,23 +37,30 @@ def run_in_threads(
         for item in items:
             work(item)
         return
-    all_started = threading.Barrier(workers + 1, timeout=60)
     inference = torch.is_inference_mode_enabled()
+
+    def run(item: Item) -> None:
+        with torch.inference_mode(inference), torch.no_grad():
+            work(item)
+
+    with start_workers(workers, threads) as pool:
+        for _ in pool.map(run, items):  # raises the first error, and cancels the items left
+            pass
+
+
+def start_workers(workers: int, threads: int) -> ThreadPoolExecutor:
+    """A pool of running threads, each of which uses `threads` PyTorch threads."""
+    usual, all_started = torch.get_num_threads(), threading.Barrier(workers + 1, timeout=60)
 
     def start() -> None:
         torch.get_num_threads()  # the first query resets the number of a new thread: so it comes before setting it
         torch.set_num_threads(threads)
         all_started.wait()
 
-    def run(item: Item) -> None:
-        with torch.inference_mode(inference), torch.no_grad():
-            work(item)
-
-    with ThreadPoolExecutor(workers, initializer=start) as pool:
-        # set_num_threads in a thread also changes the default of later threads: it is restored at once.
-        with _start_lock:
-            results = pool.map(run, items)
-            all_started.wait()
-            torch.set_num_threads(usual)
-        for _ in results:  # raises the first error, and cancels the items left
-            pass
+    pool = ThreadPoolExecutor(workers, initializer=start)
+    with _start_lock:
+        for _ in range(workers):  # a thread starts when there is something to do
+            pool.submit(bool)
+        all_started.wait()
+        torch.set_num_threads(usual)  # those of the pool have also changed the default of later threads
+    return pool

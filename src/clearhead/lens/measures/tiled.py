@@ -94,7 +94,6 @@ class _TiledJob(TileJob):
         return (queries[:, None] - keys).abs_()
 
     def _add_sums(self, exps: Tensor, share: Tensor, tile: Tile) -> None:
-        """Adds a tile to `received` and to the map."""
         (height, width), columns = self.job.blocks, tile.run.columns
         if not self.job.received and not height:
             return
@@ -156,7 +155,6 @@ def _explain_missing_loop() -> str | None:
 
 
 def run_compiled(job: MeasureJob) -> Measures:
-    """The measures of a job, tile by tile."""
     compiled = _CompiledJob(job)
     if compiled.total < COMPILED_THREADS_FROM_SCORES:
         for stack in compiled.stacks:

@@ -56,12 +56,10 @@ def find_largest(
 def find_largest_of_few(
     scores: Float[Tensor, "*rows keys"], count: int
 ) -> tuple[Float[Tensor, "*rows top"], Int[Tensor, "*rows top"]]:
-    """The `count` largest scores of short rows, without blocks."""
-    size = scores.shape[-1]
-    values, keys = scores.topk(min(count + 1, size))
-    if bool((values[..., 1:] == values[..., :-1]).any()):
-        return _sort_with_ties(scores, min(count, size))
-    return values[..., :count], keys[..., :count]
+    """The `count` largest scores of short rows, without blocks; hidden keys, with −inf, in any order."""
+    values, keys = scores.topk(min(count + 1, scores.shape[-1]))
+    ties = (values[..., 1:] == values[..., :-1]) & (values[..., 1:] > -torch.inf)
+    return _sort_stably(scores, count) if bool(ties.any()) else (values[..., :count], keys[..., :count])
 
 
 def find_first_visible(
@@ -115,18 +113,3 @@ def _find_smallest(packed: Tensor, count: int) -> Tensor:
         return packed.topk(count, largest=False).values
     packed.numpy().sort(axis=-1)
     return packed[..., :count]
-
-
-def _sort_with_ties(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest values of any sign with their keys, ties broken by the smaller key."""
-    if values.dtype != torch.float32:
-        return _sort_stably(values, count)
-    # A stable sort is slow. The bits of positive floats sort like the floats, those of negative ones in reverse; with
-    # the key in the lower half no two are equal, and topk can be used. Adding 0 makes −0 equal to 0.
-    keys = torch.arange(values.shape[-1], device=values.device)
-    bits = (values + 0.0).view(torch.int32)
-    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    combined = ((bits.long() << 32) - keys).topk(count).values
-    keys = -combined & 0xFFFFFFFF
-    bits = ((combined + keys) >> 32).int()
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32), keys
