@@ -28,8 +28,10 @@ import torch
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from clearhead import Mask, Record, attention_weights, measure
+from clearhead.attention.call import check_call
 from clearhead.explore import open_record, write_page
 from clearhead.lens.measures.definition import choose_blocks
+from clearhead.lens.measures.visible_keys import count_seeing_queries, count_visible_keys
 from clearhead.lens.record.attention_views import Forward, Sight
 from clearhead.lens.record.kept_inputs import KeptInputs, Step
 
@@ -84,8 +86,11 @@ def record_of(
         step = Step(0, 0, tokens, tokens, mask, None)
         kept = KeptInputs(q, k, width**-0.5, None, None, (step,), torch.tensor([tokens]), found.logsumexp)
         name = f"{part}.{layer}.self"
+        call, rows = check_call(q, k, None, mask), range(tokens)
         sights[name] = Sight(
             **vars(found),
+            visible=count_visible_keys(call, rows),
+            seen_by=count_seeing_queries(call, rows),
             name=name,
             heads=tuple(range(heads)),
             queries=torch.arange(tokens),

@@ -57,6 +57,8 @@ def peaking(keys: list[list[int]], width: int = 11) -> Sight:
         top_weights=top,
         received=torch.zeros(1, len(keys), width),
         map=torch.zeros(1, len(keys), 0, 0),
+        visible=torch.full((1, 1, places.shape[2]), width),
+        seen_by=torch.full((1, 1, width), places.shape[2]),
         cross=True,
         heads=tuple(range(len(keys))),
         queries=torch.arange(places.shape[2]),
@@ -189,8 +191,6 @@ def test_the_largest_entropy_beside_sinks_and_of_sampled_queries():
     sampled = Scene(writer(13, rows=1 / 4, pixels=64)).to_json()["attentions"][0]
     assert sampled["visible"] == [[[4, 0, 4], [8, 0, 4], [12, 0, 4]]]
     assert sampled["seen_by"][0][0] == [12, 0, 4]
-    old = dataclasses.replace(seen, visible=None, seen_by=None)  # a record of an earlier version
-    assert summarise_heads(old, 0)[0]["most_entropy"] is None
 
 
 def test_a_head_without_numbers_is_named_so_and_one_without_a_role_has_no_score():

@@ -175,31 +175,25 @@ class AttentionMap:
 
     def compute_received(self, head: int) -> Float[Tensor, " keys"]:
         """The sum over all queries of the weight on each key."""
-        if self.sight.received is None:
-            return torch.zeros(self.counts[1])
         return self.sight.received[self.sample, self.sight.place_of(head)].float() * self.step
 
     def count_visible_keys(self) -> Int[Tensor, "heads queries"] | None:
-        """How many keys each query sees, one row for all heads if they agree; None in records that do not say.
+        """How many keys each query sees, one row for all heads if they agree; None where no query was measured.
 
         A query that was not measured counts as the next one that was.
         """
-        visible = self.sight.visible
-        if visible is None or not len(self.sight.queries):
+        if not len(self.sight.queries):
             return None
         positions = torch.arange(self.first[0], self.ends[0])
         measured = torch.searchsorted(self.sight.queries, positions).clamp(max=len(self.sight.queries) - 1)
-        return _select_sample(visible, self.sample)[:, measured]
+        return _select_sample(self.sight.visible, self.sample)[:, measured]
 
-    def count_seeing_queries(self) -> Int[Tensor, "heads keys"] | None:
-        """How many queries see each key, one row for all heads if they agree; None in records that do not say.
+    def count_seeing_queries(self) -> Int[Tensor, "heads keys"]:
+        """How many queries see each key, one row for all heads if they agree.
 
         If only every n-th query was measured, the number is estimated from those.
         """
-        seen_by = self.sight.seen_by
-        if seen_by is None:
-            return None
-        return (_select_sample(seen_by, self.sample) * self.step).clamp(max=self.counts[0])
+        return (_select_sample(self.sight.seen_by, self.sample) * self.step).clamp(max=self.counts[0])
 
     def draw_thumbnails(self) -> NDArray[np.uint8]:
         """A picture of every head, (heads, 24, 24): the square root of the weights, scaled to 255.
@@ -236,10 +230,9 @@ class AttentionMap:
         base = self.sight.map[self.sample, index]
         if self.step > 1:
             return base * self.step
-        visible = self.sight.visible
-        if self.blocks != (1, 1) or visible is None:
+        if self.blocks != (1, 1):
             return base
-        counts = _select_sample(visible, self.sample)
+        counts = _select_sample(self.sight.visible, self.sample)
         seen = counts[index if len(counts) > 1 else 0]
         empty = base == 0  # if they are as many as the mask hides, they are those
         hidden = empty & (empty.sum(-1) == self.counts[1] - seen)[:, None]

@@ -84,7 +84,7 @@ def _measure_roles(
     counted = {role: seeing & counts_queries(role, visible) for role in ROLES}
     scores: dict[str, Tensor] = {"first": mean_over_queries(sight.first[sample], counted["first"])}
     scores["broad"] = mean_over_queries(sight.entropy[sample] / visible.clamp(min=2).log(), counted["broad"])
-    if delimiters is not None and any(delimiters) and sight.received is not None:
+    if delimiters is not None and any(delimiters):
         marks = torch.tensor(list(delimiters)[: sight.keys], dtype=torch.bool)
         received = sight.received[sample]
         scores["delimiter"] = (received[:, : len(marks)] * marks).sum(-1) / received.sum(-1).clamp(min=1e-12)
@@ -120,9 +120,7 @@ def _check_alignment(sight: Sight, sample: int, index: int, role: tuple[str, flo
 
 
 def _bound_entropy(sight: Sight, sample: int, seeing: Bool[Tensor, "heads queries"]) -> Float[Tensor, "heads queries"]:
-    """The largest entropy that the visible keys of each query allow; NaN in records that do not count them."""
-    if sight.visible is None or sight.received is None:
-        return torch.full(seeing.shape, math.nan)
+    """The largest entropy that the visible keys of each query allow."""
     visible = _count_visible(sight, sample)
     even = visible.clamp(min=1).double().log().expand(seeing.shape)
     # −Σ w ln w of a sum below 1 is largest where every weight is 1/e: with one or two keys that is more than ln n
@@ -131,17 +129,13 @@ def _bound_entropy(sight: Sight, sample: int, seeing: Bool[Tensor, "heads querie
 
 
 def _has_sinks(sight: Sight, sample: int, seeing: Bool[Tensor, "heads queries"]) -> Bool[Tensor, " heads"]:
-    """Which heads leave some attention to no token; none in records that do not say."""
-    if sight.received is None:
-        return torch.zeros(len(seeing), dtype=torch.bool)
+    """Which heads leave some attention to no token."""
     sinks: Tensor = sight.received[sample].sum(-1) < LESS_THAN_ONE * seeing.sum(-1)
     return sinks
 
 
 def _count_visible(sight: Sight, sample: int) -> Int[Tensor, "#heads queries"]:
-    """How many keys each query sees; all of them in records that do not say."""
-    if sight.visible is None:
-        return torch.full((1, len(sight.queries)), sight.keys)
+    """How many keys each query sees."""
     counts: Tensor = sight.visible[sample if len(sight.visible) > 1 else 0]
     return counts
 

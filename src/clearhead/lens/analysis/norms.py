@@ -109,11 +109,8 @@ def coverage(sight: Sight) -> Float[Tensor, "batch heads"]:
     cut off as in Wu et al. 2016); fewer target than source tokens cannot cover it all. `sight.received` has the
     coverage of each token.
     """
-    received = sight.received
-    if received is None:
-        raise RecordError(f"{sight.name!r} has no measure `received`; record the model again with watch()")
-    seen = (received > 0).any(1, keepdim=True)
-    return received.clamp(max=1.0).sum(2) / seen.sum(2).clamp(min=1)
+    seen = (sight.received > 0).any(1, keepdim=True)
+    return sight.received.clamp(max=1.0).sum(2) / seen.sum(2).clamp(min=1)
 
 
 def _reduce_maps(weight: Tensor, values: int) -> Tensor:

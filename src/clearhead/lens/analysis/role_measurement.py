@@ -198,13 +198,12 @@ class _Tally:
             of_keys = _find_tokens(sight, inputs.texts, "keys")
             real_queries = _find_tokens(sight, inputs.real, "queries")
             visible, keys, positions = sight.visible, sight.keys, sight.queries
-            assert visible is not None, "a sight that was just taken has all measures"
             real = (sight.logsumexp != -torch.inf) & counts_queries("first", visible)  # NaN counts: it must show
             if real_queries is not None:
                 real &= real_queries[:, positions][:, None]
             self.add(sight, "first", sight.first, real)
             self.add(sight, "broad", sight.entropy / visible.clamp(min=2).double().log(), real)
-            if of_keys is not None and self.delimiters and sight.received is not None:
+            if of_keys is not None and self.delimiters:
                 is_delimiter = torch.isin(of_keys, torch.tensor(sorted(self.delimiters)))[:, None]
                 self.add(sight, "delimiter", sight.received * is_delimiter, sight.received)
             if sight.cross:

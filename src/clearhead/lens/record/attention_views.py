@@ -133,26 +133,27 @@ class Sight(Measures):
     `inputs[b] // n`. Our own beams branch later, and `inputs[b]` is that text itself.
     """
 
+    received: Float[Tensor, "batch heads keys"]
+    visible: Int[Tensor, "batch #heads queries"] = field(kw_only=True)  # how many keys each query could see
+    seen_by: Int[Tensor, "batch #heads keys"] = field(kw_only=True)  # how many measured queries could see each key
     name: str = ""
     cross: bool = False  # whether the keys are those of another text
     heads: tuple[int, ...] = ()  # the numbers of the heads that were measured
     queries: Int[Tensor, " queries"] = field(kw_only=True)  # the positions of the queries that were measured
     blocks: tuple[int, int] = (0, 0)
     inputs: tuple[int, ...] = ()  # which input each sample belongs to: several, where beams are
-    visible: Int[Tensor, "batch #heads queries"] | None = None  # how many keys each query could see
     probes: dict[str, Float[Tensor, "batch heads queries"]] = field(default_factory=dict)
     norms: Float[Tensor, "batch heads keys"] | None = None  # ‖v W_O‖ of each key
     kept: KeptInputs | None = None
     tokens: int | None = None  # the first keys are tokens; later ones, summaries of tokens, have no position. None: all
     forward: Forward | None = None
     spans: dict[str, range] = field(default_factory=dict)  # the keys of each span; 2³⁰ is the end of one without end
-    seen_by: Int[Tensor, "batch #heads keys"] | None = None  # how many of the measured queries could see each key
     sharing: int = 1  # how many heads share a key head: head n reads key head n // sharing
 
     @property
     def keys(self) -> int:
         """The number of keys."""
-        return 0 if self.received is None else self.received.shape[2]
+        return self.received.shape[2]
 
     @property
     def itself(self) -> Float[Tensor, "batch heads queries"]:
@@ -166,8 +167,6 @@ class Sight(Measures):
     @property
     def received_mean(self) -> Float[Tensor, "batch heads keys"]:
         """`received` as a mean over those of the measured queries that can see the key; 0 where none can."""
-        assert self.received is not None
-        assert self.seen_by is not None
         return self.received / self.seen_by.clamp(min=1)
 
     def lookback(self, prompt_length: int) -> Float[Tensor, "batch heads queries"]:
@@ -178,7 +177,6 @@ class Sight(Measures):
         or a map that was not pooled. A head that reads the prompt has values near 1 (Chuang et al. 2024).
         """
         check_counts(RecordError, prompt_length=prompt_length)
-        assert self.visible is not None
         prompt, generated = (_sum_keys(self, *edges) for edges in ((0, prompt_length), (prompt_length, FAR)))
         visible = self.visible.to(prompt.dtype)
         after = (self.queries - prompt_length + 1).clamp(min=0).to(prompt.dtype).minimum(visible)

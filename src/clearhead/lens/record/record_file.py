@@ -33,8 +33,9 @@ from clearhead.storage import atomic_file, check_format
 FORMAT = 1
 HEADER = "clearhead.record"  # its name in the metadata
 MAX_HEADER_BYTES = 80_000_000  # safetensors reads no more than 100 MB
-REQUIRED = [*(field.name for field in fields(Measures) if field.default is MISSING), "queries"]
-TENSORS = (*REQUIRED, "visible", "norms", "max_score", "span_mass", "seen_by")  # of a Sight
+MEASURES = [field.name for field in fields(Measures) if field.default is MISSING]
+TENSORS = (*MEASURES, "queries", "visible", "norms", "max_score", "span_mass", "seen_by")  # of a Sight
+OPTIONAL = ("norms", "max_score", "span_mass")
 ANNOTATION = re.compile(r"(Float|Int)\[Tensor, '(.*?)'\]")  # of such a tensor: its kind of number, and its axes
 FORMS = {field.name: form.groups() for field in fields(Sight) if (form := ANNOTATION.match(str(field.type)))}
 CHECKSUM = ', "header_checksum": '  # begins the last field of a header
@@ -214,7 +215,7 @@ def _build_call(header: record_header.CallHeader, fetch: record_header.Fetch) ->
 
 def _build_sight(header: record_header.SightHeader, call: Forward, fetch: record_header.Fetch) -> Sight:
     sizes: dict[str, int] = {}
-    if missing := [name for name in REQUIRED if name not in header.tensors]:
+    if missing := [name for name in TENSORS if name not in (*header.tensors, *OPTIONAL)]:
         raise RecordError(f"{header.name!r:.60} has no {missing[0]}")
     tensors: dict[str, Tensor | None] = {
         name: _check_tensor(fetch(header.tensors[name]), FORMS[name], sizes, name) if name in header.tensors else None

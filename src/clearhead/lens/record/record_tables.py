@@ -152,12 +152,10 @@ def _list_queries(call: int, sight: Sight) -> dict[str, Any]:
 
 
 def _list_keys(call: int, sight: Sight) -> dict[str, Any]:
-    assert sight.received is not None
     shape = sight.received.shape
     places = torch.arange(shape[2]).expand(shape).flatten()
     columns = _list_places(call, sight, shape) | {"key": places, "received": sight.received.flatten()}
-    if sight.seen_by is not None:
-        columns["received_mean"] = sight.received_mean.flatten()
+    columns["received_mean"] = sight.received_mean.flatten()
     texts = [sight.texts(sample) for sample in range(shape[0])]
     if any(token is not None for text in texts for token in text):
         columns["text"] = [token for text in texts for _ in sight.heads for token in text]
