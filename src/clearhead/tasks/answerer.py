@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -13,9 +13,8 @@ from torch import nn
 from clearhead.errors import DataError
 from clearhead.tasks.processor import Processor
 from clearhead.tasks.settings import Options
-
-if TYPE_CHECKING:
-    from clearhead.text import Row
+from clearhead.text import Report, Row
+from clearhead.text.report import describe_flaws
 
 ProcessorT = TypeVar("ProcessorT", bound=Processor[Any, Any])
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -85,9 +84,6 @@ class Answerer(ABC, Generic[ProcessorT, ModelT, InputT, OptionsT]):
     @torch.no_grad()
     def evaluate(self, rows: Sequence[Row], options: OptionsT) -> Evaluation:
         """Scores of the model's answers; a `note` says which rows were left out, and what is wrong in others."""
-        from clearhead.text import Report
-        from clearhead.text.report import describe_flaws
-
         report, usable = Report(), list["Row"]()
         inputs = self.processor.inputs
         rows = inputs.load_rows(rows)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -14,9 +14,7 @@ from torch import Tensor, nn
 
 from clearhead.tasks.losses import token_loss
 from clearhead.tasks.processor import BatchT, Examples, Processor, RecipeT, RedrawnExamples
-
-if TYPE_CHECKING:
-    from clearhead.text import Row
+from clearhead.text import Row
 
 ProcessorT = TypeVar("ProcessorT", bound=Processor[Any, Any])
 ModelT = TypeVar("ModelT", bound=nn.Module)

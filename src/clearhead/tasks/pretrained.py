@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from clearhead.errors import ConfigError
 from clearhead.model import ModelConfig
 from clearhead.model.config import PARTS
-
-if TYPE_CHECKING:
-    from clearhead.text import Tokenizer
+from clearhead.text import Tokenizer
 
 STACKS = ("encoder", "decoder")
 TRUNK = (*STACKS, "vocabulary", "source_vocabulary", "pooler")  # the rest of a model depends on the labels

@@ -18,16 +18,14 @@ from clearhead.model import ModelConfig
 from clearhead.model.config import nest_options
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.settings import Section, TaskRecipe, validate
-from clearhead.text.batches import Ragged
+from clearhead.text import Report, Row, Tokenizer, read
+from clearhead.text.batches import Batch, Ragged
+from clearhead.text.report import Flaw
 
 if TYPE_CHECKING:
     from typing import Self
 
     from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Row, Tokenizer
-    from clearhead.text.batches import Batch
-    from clearhead.text.report import Flaw
-
 RecipeT = TypeVar("RecipeT", bound=TaskRecipe)
 BatchT = TypeVar("BatchT", bound=tuple[Tensor, ...])
 Files = str | Path | Mapping[str, str | Path]  # one file, or one for each column
@@ -245,8 +243,6 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
 
         `documents` says what of a `.txt` file is a row, where rows are documents.
         """
-        from clearhead.text import read
-
         return read(source, cls.columns, columns)
 
     @classmethod
@@ -314,8 +310,6 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
     @classmethod
     def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> Self:
         """The inverse of `save`; settings and sizes that make no sense are refused."""
-        from clearhead.text import Tokenizer
-
         processor = cls(Tokenizer.load(folder), config, cls.read_settings(folder, settings))
         if problem := compare_sizes(processor):
             raise CheckpointError(f"{folder} has {problem}; copy the folder again")

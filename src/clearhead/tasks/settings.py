@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
 
 from clearhead.errors import ConfigError
 from clearhead.formatting import suggest_name
-
-if TYPE_CHECKING:
-    from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Tokenizer
+from clearhead.tasks.pretrained import Pretrained
+from clearhead.text import Tokenizer
 
 Source = str | dict[str, str]  # one file, or one file for each column
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -92,8 +90,6 @@ class Text(Section):
 
     def train_tokenizer(self, texts: Iterable[str], vocabulary: int | None = None, *, mask: bool = False) -> Tokenizer:
         """A tokenizer for these texts, with another size of vocabulary or a mask token if that is wanted."""
-        from clearhead.text import Tokenizer
-
         return Tokenizer.train(
             texts,
             kind=self.tokenizer,

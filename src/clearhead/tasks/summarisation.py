@@ -25,6 +25,7 @@ from clearhead.tasks.sequence_to_sequence.text_to_text import (
 from clearhead.tasks.task import Task
 from clearhead.tasks.trace import Trace
 from clearhead.text import Row, read
+from clearhead.text.pieces import surface_forms
 
 LONGEST_TEXT = 16_384  # tokens; attention takes time by the square of their number
 LEAD_LINES = 3  # lines that the baseline takes from a dialogue
@@ -128,8 +129,6 @@ class SummaryAnswerer(GeneratingAnswerer[SummaryProcessor, str]):
 class SummaryTracer(TextTracer[SummaryAnswerer]):
     def traces(self, text: str, *, answer: str | None, options: SearchOptions) -> list[Trace]:
         """A text with its summary, in one trace; its tokens are shown as the text has them, not normalised."""
-        from clearhead.text.pieces import surface_forms
-
         tokenizer = self.answerer.processor.source
         numbers, surfaces = surface_forms(tokenizer, text)
         shown = {"source": [*surfaces, *tokenizer.pieces([tokenizer.end])]}

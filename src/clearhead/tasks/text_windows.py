@@ -14,6 +14,7 @@ from clearhead.attention import Mask
 from clearhead.model import ModelConfig
 from clearhead.text import Tokenizer
 from clearhead.text.batches import pad_sequences, token_batches
+from clearhead.text.pieces import surface_forms
 
 READ_AT_ONCE = 4096  # tokens, where positions have no limit: attention takes time by the square of their number
 LONGEST_TEXT = 100_000  # characters that are read
@@ -115,8 +116,6 @@ def encode_inputs(tokenizer: Tokenizer, inputs: Sequence[Sequence[str]], limit: 
 
 def surface_windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[tuple[list[int], list[str]]]:
     """The windows of a text or a pair, each as tokens and as the pieces that the texts themselves have."""
-    from clearhead.text.pieces import surface_forms
-
     ends = [tokenizer.start, tokenizer.end]
     numbers, surfaces, parts = list(ends), tokenizer.pieces(ends), list[range]()
     for text in texts:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +29,7 @@ from clearhead.tasks.answers.answer_processor import (
 from clearhead.tasks.answers.answer_settings import AnswersRecipe
 from clearhead.tasks.objective import Objective
 from clearhead.tasks.processor import Examples, LabelledTexts
-
-if TYPE_CHECKING:
-    from clearhead.text import Row
+from clearhead.text import Row
 
 HELD_OUT_EVERY = 10  # without dev, every tenth training question stands in for it
 FEWEST_REJECTED = 5  # questions of dev below the threshold: with fewer it is a matter of chance

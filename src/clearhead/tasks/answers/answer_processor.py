@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,14 +24,12 @@ from clearhead.model import ModelConfig, PooledEncoder
 from clearhead.tasks.answers.answer_finder import AnswerFinder
 from clearhead.tasks.answers.answer_settings import UNKNOWN, AnswerSettings, AnswersRecipe
 from clearhead.tasks.losses import check_finite
+from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import Examples, Processor, RowCheck, TextExamples
 from clearhead.tasks.text_windows import cut_text, enclose, padded_batches, text_windows, window_size
+from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch, Ragged
 from clearhead.text.report import Flaw
-
-if TYPE_CHECKING:
-    from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Row, Tokenizer
 
 INTENT_QUESTIONS = 4  # questions to an answer, on average, from which on answers are intents
 CANDIDATES = 1000  # training answers among which those of dev are searched before there is an index

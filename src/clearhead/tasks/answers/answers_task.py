@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +27,7 @@ from clearhead.tasks.baselines import TfidfBaseline
 from clearhead.tasks.metrics import count_confusions
 from clearhead.tasks.task import Action, Task
 from clearhead.tasks.text_windows import LONGEST_TEXT
-
-if TYPE_CHECKING:
-    from clearhead.text import Row
+from clearhead.text import Row
 
 # A word, or one character of a script that is written without spaces.
 UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uac00-\ud7af"

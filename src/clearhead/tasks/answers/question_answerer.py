@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,9 +17,7 @@ from clearhead.tasks.answers.out_of_scope import area_under_curve
 from clearhead.tasks.metrics import count_labels
 from clearhead.tasks.text_windows import cut_text, surface_windows
 from clearhead.tasks.trace import AnswerPart, TaskTracer, Trace
-
-if TYPE_CHECKING:
-    from clearhead.text import Row
+from clearhead.text import Row
 
 REPORTED_ANSWERS = 30  # the worst ones
 REPORTED_LETTERS = 60  # of an answer

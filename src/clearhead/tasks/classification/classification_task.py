@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,9 +33,7 @@ from clearhead.tasks.objective import Objective
 from clearhead.tasks.processor import LabelledTexts
 from clearhead.tasks.settings import RankedOptions
 from clearhead.tasks.task import Task
-
-if TYPE_CHECKING:
-    from clearhead.text import Row
+from clearhead.text import Row
 
 
 class ClassifierObjective(Objective[ClassifierProcessor, ClassificationRecipe, Classifier, LabelledTexts]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +28,7 @@ from clearhead.tasks.text_windows import (
     text_windows,
 )
 from clearhead.tasks.trace import AnswerPart, TaskTracer, Trace
-
-if TYPE_CHECKING:
-    from clearhead.text import Row
+from clearhead.text import Row
 
 CPU_BATCH_TOKENS = 1024  # pads included: what a CPU's cache holds is computed fastest
 GPU_BATCH_TOKENS = 32_768  # on other devices, where a batch should be large

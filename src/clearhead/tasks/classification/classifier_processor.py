@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from jaxtyping import Int
 from pydantic import Field, PositiveFloat, model_validator
@@ -16,6 +16,7 @@ from clearhead.errors import DataError
 from clearhead.formatting import parse_whole_number
 from clearhead.model import Classifier, ModelConfig
 from clearhead.tasks.losses import UNCOUNTED
+from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import (
     Columns,
     Files,
@@ -28,13 +29,8 @@ from clearhead.tasks.processor import (
 )
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, one_message
 from clearhead.tasks.text_windows import EncodedInput, encode_inputs, text_windows, window_size
-from clearhead.text import Row
+from clearhead.text import Report, Row, Tokenizer, read
 from clearhead.text.report import Flaw
-
-if TYPE_CHECKING:
-    from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Row, Tokenizer
-
 
 PAIRS = ("text", "other", "label")
 UNSEEN = Flaw(
@@ -176,8 +172,6 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
     @classmethod
     def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
         """Rows of text and label, or of text, other and label where `columns` (or the files) name an `other`."""
-        from clearhead.text import read
-
         named = source if isinstance(source, Mapping) else columns or ()
         return read(source, PAIRS if "other" in named else cls.columns, columns, labels=("label",))
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, islice, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from clearhead.model import ModelConfig
 from clearhead.tasks.tagging.sentences import Sentence
-
-if TYPE_CHECKING:
-    from clearhead.text import Tokenizer
+from clearhead.text import Tokenizer
+from clearhead.text.pieces import mark_word, surface_forms
 
 CACHED_WORDS = 100_000  # whose pieces are remembered
 # Of a word, as an extra feature for tokenizers that lower-case their input.
@@ -133,8 +132,6 @@ class WordEncoder:
 
     def surfaces(self, words: Sequence[str]) -> list[list[str]]:
         """The pieces of each word with the characters of the word itself, also where they are read as unknown."""
-        from clearhead.text.pieces import mark_word, surface_forms
-
         surfaces = []
         for word, encoded in zip(words, self.encode(words), strict=True):
             numbers, pieces = surface_forms(self.tokenizer, word)

@@ -23,13 +23,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clearhead.errors import DataError
 from clearhead.tasks.tagging.schemes import Span, count_repairs, read_tags, write_tags
-
-if TYPE_CHECKING:
-    from clearhead.text import Row
+from clearhead.text import Row
 
 Places = tuple[tuple[int, int], ...]  # characters from and to
 LONGEST_WORD = 100  # characters; longer words are cut, so that each fits into a model's window

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,9 +20,7 @@ from clearhead.tasks.tagging.sentences import Sentence, mark_entities
 from clearhead.tasks.tagging.tagger import Tagger, score_words
 from clearhead.tasks.tagging.tagging_processor import TaggingProcessor
 from clearhead.tasks.trace import AnswerPart, TaskTracer, Trace, note_unknown
-
-if TYPE_CHECKING:
-    from clearhead.text import Row
+from clearhead.text import Row
 
 
 class Entity(NamedTuple):

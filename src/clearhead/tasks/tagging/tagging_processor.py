@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from clearhead.errors import DataError
 from clearhead.model import ModelConfig
 from clearhead.tasks.losses import UNCOUNTED
+from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import Columns, Examples, Files, Processor, RowCheck, TextInputs
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
 from clearhead.tasks.tagging.linear_chain import Decoder
@@ -22,13 +23,9 @@ from clearhead.tasks.tagging.sentence_windows import WindowTokens, WordEncoder, 
 from clearhead.tasks.tagging.sentences import Sentence, mark_entities, read_sentence
 from clearhead.tasks.tagging.tagged_files import read_tagged
 from clearhead.tasks.tagging.tagger import Tagger
+from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch, Ragged
 from clearhead.text.report import Flaw
-
-if TYPE_CHECKING:
-    from clearhead.tasks.pretrained import Pretrained
-    from clearhead.text import Report, Row, Tokenizer
-
 
 MOST_LABELS = 100  # BIOES has four tags for each, and a CRF a score for each pair of tags
 REPAIRED = Flaw(

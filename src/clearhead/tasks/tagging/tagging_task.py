@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +25,8 @@ from clearhead.tasks.tagging.tagger import Tagger
 from clearhead.tasks.tagging.tagging_answerer import TaggedText, TaggingAnswerer, TaggingTracer, count_tables
 from clearhead.tasks.tagging.tagging_processor import TaggedWords, TaggingProcessor, TaggingRecipe
 from clearhead.tasks.task import Task
+from clearhead.text import Row
 from clearhead.text.report import describe_flaws
-
-if TYPE_CHECKING:
-    from clearhead.text import Row
 
 
 class TaggingObjective(Objective[TaggingProcessor, TaggingRecipe, Tagger, TaggedWords]):
