@@ -84,20 +84,14 @@ class Answerer(ABC, Generic[ProcessorT, ModelT, InputT, OptionsT]):
     @torch.no_grad()
     def evaluate(self, rows: Sequence[Row], options: OptionsT) -> Evaluation:
         """Scores of the model's answers; a `note` says which rows were left out, and what is wrong in others."""
-        report, usable = Report(), list["Row"]()
-        inputs = self.processor.inputs
-        rows = inputs.load_rows(rows)
-        for row in rows:
-            if problem := self.processor.check_row(row).problem:
-                report.drop(row, problem)
-            else:
-                report.keep()
-                usable.append(row)
+        report, check = Report(), self.processor.check_row
+        rows = self.processor.inputs.load_rows(rows)
+        usable = [row for row in rows if report.admit(row, check(row).problem)]
         if rows and not usable:
             raise DataError(f"no row is left to score: {report}")
         predictions = self.predict_rows(usable, options)
         scores = self.score(usable, predictions, options)
-        flaws = describe_flaws((row, self.processor.check_row(row).flaws) for row in usable)
+        flaws = describe_flaws((row, check(row).flaws) for row in usable)
         notes = [*([str(report)] if report.dropped else []), *flaws]
         return Evaluation({**scores, "note": "; ".join(notes)} if notes else scores, usable, predictions)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
+from clearhead.errors import DataError
 from clearhead.formatting import format_count
 from clearhead.text.corpora import Row
 
@@ -50,10 +52,21 @@ class Report:
         self.dropped[reason] += 1
         self._remember(row, reason)
 
-    def add_flaw(self, row: Row, flaw: Flaw, count: int = 1) -> None:
-        """Counts what was wrong in a row that is used all the same: "2 tags out of sequence (train.conll:9)"."""
-        self.flaws[flaw] += count
-        self._remember(row, flaw.plural)
+    def admit(self, row: Row, problem: str | None, flaws: Mapping[Flaw, int] = MappingProxyType({})) -> bool:
+        """Counts a row as dropped, if it has a problem, else as kept, with its flaws; whether it is kept."""
+        if problem is not None:
+            self.drop(row, problem)
+            return False
+        self.keep()
+        for flaw, count in flaws.items():
+            self.flaws[flaw] += count
+            self._remember(row, flaw.plural)
+        return True
+
+    def refuse_empty(self, unit: str) -> None:
+        """Raises a DataError if no row was kept; `unit` says what a row is, such as "pair"."""
+        if not self.kept:
+            raise DataError(f"no {unit} is left to use: {self}")
 
     def _remember(self, row: Row, reason: str) -> None:
         places = self.places.setdefault(reason, [])

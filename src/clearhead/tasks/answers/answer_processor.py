@@ -151,24 +151,17 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: AnswersRecipe | None = None) -> Examples[Any]:
         rows = list(rows)
-        longest = None if recipe is None else recipe.data.longest
         towers, pairs = self.kind == "pairs", [clean_pair(row) for row in rows]
         texts = tokenize_texts(self.tokenizer, (answer for _, answer in pairs if answer)) if towers else {}
         tokens_of = tokenize_texts(self.tokenizer, (question for question, _ in pairs))
-        questions, answers, used = list[list[int]](), list[str](), list["Row"]()
+        questions, answers, used = list[list[int]](), list[str](), list[Row]()
         for row, (question, answer) in zip(rows, pairs, strict=True):
-            size = max(len(tokens_of[question]), len(texts.get(answer, ()))) - self.added_tokens
             problem, flaws = self.check_row(row)
-            if problem is not None:
-                report.drop(row, problem)
-            elif flaws and recipe is not None:
-                report.drop(row, "with an answer that is not in the training data")
-            elif longest is not None and size > longest:
-                report.drop(row, f"longer than {longest} tokens")
-            else:
-                report.keep()
-                for flaw, count in flaws.items():
-                    report.add_flaw(row, flaw, count)
+            if recipe is not None and problem is None:
+                size = max(len(tokens_of[question]), len(texts.get(answer, ()))) - self.added_tokens
+                unseen = "with an answer that is not in the training data" if flaws else None
+                problem = unseen or recipe.data.find_excess(size)
+            if report.admit(row, problem, flaws):
                 questions.append(tokens_of[question])
                 answers.append(answer)
                 used.append(row)

@@ -196,18 +196,13 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
     def examples(self, rows: Iterable[Row], report: Report, recipe: CaptionRecipe | None = None) -> CaptionExamples:
         loaded = self.inputs.keep_readable(rows, report)
         targets = self.target.encode_all([str(row.values[1]) for row in loaded])
-        used: list[tuple[Row, list[int]]] = []
-        for row, target in zip(loaded, targets, strict=True):
-            if recipe is not None and len(target) > recipe.data.longest:
-                report.drop(row, f"longer than {recipe.data.longest} tokens")
-            else:
-                report.keep()
-                used.append((row, [self.target.start, *target, self.target.end]))
-        if not used:
-            raise DataError(f"no picture is left to use: {report}")
+        find_excess = (lambda tokens: None) if recipe is None else recipe.data.find_excess
+        pairs = zip(loaded, targets, strict=True)
+        used = [(row, target) for row, target in pairs if report.admit(row, find_excess(len(target)))]
+        report.refuse_empty("picture")
         return CaptionExamples(
             torch.stack([row.values[0].content for row, _ in used]),
-            [target for _, target in used],
+            [[self.target.start, *target, self.target.end] for _, target in used],
             [row for row, _ in used],
             patches=self.patches,
             pad=self.target.pad,

@@ -39,7 +39,7 @@ class CaptionGeneration(Generation[CaptionProcessor, Any, LoadedInput]):
     output_name = "caption"
     model: PictureToText
 
-    def split(self, source: Any) -> list[LoadedInput]:
+    def whole(self, source: Any) -> list[LoadedInput]:
         return [self.processor.inputs.load_input(source)]
 
     def part_length(self, part: LoadedInput) -> int:
@@ -75,9 +75,6 @@ def score_captions(outputs: Sequence[str], references: Sequence[str]) -> Scores:
 
 
 class CaptionTracer(GenerationTracer[CaptionAnswerer, Any, LoadedInput]):
-    def whole_parts(self, source: Any) -> list[LoadedInput]:
-        return [self.answerer.processor.inputs.load_input(source)]
-
     def trace_source(self, part: LoadedInput) -> tuple[list[int], PictureInput]:
         processor = self.answerer.processor
         pixels = part.content.permute(1, 2, 0).contiguous().numpy()

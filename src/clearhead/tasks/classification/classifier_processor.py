@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -204,24 +205,16 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: ClassificationRecipe | None = None) -> TextExamples:
         rows = list(rows)
-        longest = None if recipe is None else recipe.data.longest
-        texts, answers, used = list[list[int]](), list[Any](), list["Row"]()
+        texts, answers, used = list[list[int]](), list[Any](), list[Row]()
         too_long = f"longer than the {self.window:,} tokens that the model reads at once"
         for row, (parts, cut) in zip(rows, self.encode([self.inputs.of_row(row) for row in rows]), strict=True):
             windows = text_windows(parts, self.window, self.tokenizer.start, self.tokenizer.end)
             problem, flaws = self.check_row(row)
-            if problem is not None:
-                report.drop(row, problem)
-            elif flaws and recipe is not None:
-                report.drop(row, "with a label that is not in the training data")
-            elif longest is not None and (cut or sum(map(len, parts)) > longest):
-                report.drop(row, f"longer than {longest} tokens")
-            elif longest is not None and len(windows) > 1:
-                report.drop(row, too_long)
-            else:
-                report.keep()
-                for flaw, count in flaws.items():
-                    report.add_flaw(row, flaw, count)
+            if recipe is not None and problem is None:
+                unseen = "with a label that is not in the training data" if flaws else None
+                excess = recipe.data.find_excess(math.inf if cut else sum(map(len, parts)))
+                problem = unseen or excess or (too_long if len(windows) > 1 else None)
+            if report.admit(row, problem, flaws):
                 if len(windows) > 1:
                     report.remark(f"{too_long} (the loss is of the first ones)")
                 texts.append(windows[0])

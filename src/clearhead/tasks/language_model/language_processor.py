@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from clearhead.errors import ConfigError, DataError
+from clearhead.errors import ConfigError
 from clearhead.model import Decoder, ModelConfig
 from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import BatchT, Columns, Files, Processor, RedrawnExamples, RowCheck
@@ -190,22 +190,14 @@ class LanguageProcessor(DocumentProcessor[LanguageModelRecipe, PackedRows]):
     def examples(
         self, rows: Iterable[Row], report: Report, recipe: LanguageModelRecipe | None = None
     ) -> PackedExamples:
-        rows = list(rows)
-        used: list[Row] = []
-        documents: list[list[int]] = []
-        for row, document in zip(rows, self.encode_documents(rows), strict=True):
-            if self.check_row(row).problem:
-                report.drop(row, EMPTY)
-            else:
-                report.keep()
-                if len(document) - 1 > self.stored.context:
-                    report.remark(f"longer than the context of {self.stored.context} tokens, so read in parts")
-                used.append(row)
-                documents.append(document)
-        if not used:
-            raise DataError(f"no document is left to use: {report}")
+        used = [row for row in rows if report.admit(row, self.check_row(row).problem)]
+        report.refuse_empty("document")
+        documents, context = self.encode_documents(used), self.stored.context
+        for document in documents:
+            if len(document) - 1 > context:
+                report.remark(f"longer than the context of {context} tokens, so read in parts")
         seed = None if recipe is None else recipe.seed
-        return PackedExamples(PackedDocuments(documents, self.stored.context, seed=seed, pad=self.tokenizer.pad), used)
+        return PackedExamples(PackedDocuments(documents, context, seed=seed, pad=self.tokenizer.pad), used)
 
     def encode_documents(self, rows: Sequence[Row]) -> list[list[int]]:
         """The tokens of each document, with its start and end."""

@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clearhead.errors import DataError
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.pretraining.pretraining_settings import Masking
 from clearhead.tasks.processor import BatchT, RedrawnExamples
@@ -60,10 +59,8 @@ def make_text_windows(
     windows: list[TextWindow] = []
     used: list[Row] = []
     for row, text in zip(rows, encode_words(tokenizer, [row.values[0] for row in rows]), strict=True):
-        if not len(text.tokens):
-            report.drop(row, EMPTY)
+        if not report.admit(row, None if len(text.tokens) else EMPTY):
             continue
-        report.keep()
         places = cut_windows(text.starts, longest)
         if len(places) > 1:
             report.remark(f"longer than {longest} tokens (read in parts)")
@@ -72,8 +69,7 @@ def make_text_windows(
             roles[0] = BEGINS  # also of a word that was cut
             windows.append(TextWindow(text.tokens[begin:end].tolist(), roles.tolist(), len(used)))
         used.append(row)
-    if not used:
-        raise DataError(f"no text is left to use: {report}")
+    report.refuse_empty("text")
     return windows, used
 
 

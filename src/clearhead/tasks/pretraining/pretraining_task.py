@@ -140,10 +140,13 @@ class DenoisingProcessor(HidingProcessor[Pairs], TextToTextProcessor[Pretraining
 class DenoisingGeneration(TextGeneration[DenoisingProcessor]):
     output_name = "restored text"
 
+    def whole(self, text: str) -> list[list[int]]:
+        tokens = encode_masked(self.processor.source, text, self.processor.mask)
+        return [tokens] if tokens else []
+
     def split(self, text: str) -> list[list[int]]:
         """The tokens of a text with its masks, in windows of at most `longest`."""
-        processor = self.processor
-        return chunk_tokens(encode_masked(processor.source, text, processor.mask), processor.stored.longest)
+        return [window for tokens in self.whole(text) for window in chunk_tokens(tokens, self.processor.stored.longest)]
 
     def output_limit(self, part: list[int]) -> int:
         return 2 * len(part) + 20  # a mask may stand for several words
@@ -175,25 +178,13 @@ def _source_tokens(examples: DenoisingExamples, number: int) -> list[int]:
     return tokens
 
 
-class DenoisingObjective(TextToTextObjective[DenoisingProcessor, PretrainingRecipe]):
-    """The plain loss of the original texts."""
-
-
-class DenoisingTracer(TextTracer[DenoisingAnswerer]):
-    def whole_parts(self, text: str) -> list[list[int]]:
-        """All tokens of a text with its masks, for an answer that somebody gives."""
-        processor = self.answerer.processor
-        tokens = encode_masked(processor.source, text, processor.mask)
-        return [tokens] if tokens else []
-
-
 DENOISING = Task(
     name="pretraining",
     recipe=PretrainingRecipe,
     processor=DenoisingProcessor,
-    objective=DenoisingObjective,
+    objective=TextToTextObjective,
     answerer=DenoisingAnswerer,
-    tracer=DenoisingTracer,
+    tracer=TextTracer,
     metrics=(),
 )
 

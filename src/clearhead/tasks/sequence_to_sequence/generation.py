@@ -95,8 +95,12 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
     # What a subclass says about its inputs
 
     @abstractmethod
+    def whole(self, source: InputT) -> list[PartT]:
+        """The input as one part however long it is; none if it is empty."""
+
     def split(self, source: InputT) -> list[PartT]:
         """The parts of an input that are written one by one; none if it is empty."""
+        return self.whole(source)
 
     @abstractmethod
     def part_length(self, part: PartT) -> int:
@@ -273,10 +277,6 @@ class GenerationTracer(TaskTracer[AnswererT], ContinuableTracer, Generic[Answere
     """Base class of the tracers of models that write texts, which can go on from another beginning."""
 
     @abstractmethod
-    def whole_parts(self, source: InputT) -> list[PartT]:
-        """The input as one part however long it is, for an answer that somebody gives; none if it is empty."""
-
-    @abstractmethod
     def trace_source(self, part: PartT) -> tuple[list[int], PictureInput | SoundInput | None]:
         """What the encoder reads of a part, as numbers, and the picture or sound behind them."""
 
@@ -286,10 +286,10 @@ class GenerationTracer(TaskTracer[AnswererT], ContinuableTracer, Generic[Answere
 
     def traces(self, source: InputT, *, answer: str | None, options: Any) -> list[Trace]:
         """An input with its answer, part by part; with an answer given, all of it at once."""
-        if answer is not None:
-            target = self.answerer.processor.target.encode(answer)
-            return [self._make_trace(part, target, answer, given=True) for part in self.whole_parts(source)]
         request = self.answerer.begin(options)
+        if answer is not None:
+            target = request.target.encode(answer)
+            return [self._make_trace(part, target, answer, given=True) for part in request.whole(source)]
         written = request.write(request.split(source))
         notes = request.join(source, written).notes
         best = [(part.part, part.hypotheses[0]) for part in written]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.decode import Hypothesis, Writer
-from clearhead.errors import ConfigError, DataError
+from clearhead.errors import ConfigError
 from clearhead.model import EncoderDecoder, ModelConfig, PointerGenerator
 from clearhead.model.pointer_generator import pointer_loss
 from clearhead.tasks.losses import UNCOUNTED, token_loss
@@ -181,19 +181,13 @@ class PairProcessor(TextToTextProcessor[PairRecipeT]):
         limits = None if recipe is None else recipe.data
         sources = self.source.encode_all([row.values[0] for row in rows])
         targets = self.target.encode_all([self.target_of(row) for row in rows])
-        end, used = self.target.end, []
-        for number, (row, source, target) in enumerate(zip(rows, sources, targets, strict=True)):
-            if reason := _find_misfit(source, target, limits):
-                report.drop(row, reason)
-            else:
-                report.keep()
-                used.append(number)
-        if not used:
-            raise DataError(f"no pair is left to use: {report}")
+        triples = zip(rows, sources, targets, strict=True)
+        used = [triple for triple in triples if report.admit(triple[0], _find_misfit(*triple[1:], limits))]
+        report.refuse_empty("pair")
         return PairExamples(
-            [[*sources[number], self.source.end] for number in used],
-            [[self.target.start, *targets[number], end] for number in used],
-            [rows[number] for number in used],
+            [[*source, self.source.end] for _, source, _ in used],
+            [[self.target.start, *target, self.target.end] for *_, target in used],
+            [row for row, *_ in used],
             self.source.pad,
         )
 
@@ -218,10 +212,10 @@ def _find_misfit(source: list[int], target: list[int], limits: PairData | None) 
         return EMPTY
     if limits is None:
         return None
-    if max(len(source), len(target)) > limits.longest:
-        return f"longer than {limits.longest} tokens"
-    ratio = max(len(source), len(target)) / min(len(source), len(target))
-    if limits.ratio and ratio > limits.ratio and max(len(source), len(target)) > 10:
+    shorter, longer = sorted((len(source), len(target)))
+    if excess := limits.find_excess(longer):
+        return excess
+    if limits.ratio and longer / shorter > limits.ratio and longer > 10:
         return f"with sides that differ more than {limits.ratio:g} times in length"
     return None
 
@@ -278,8 +272,7 @@ class PairObjective(TextToTextObjective[TextToTextT, PairRecipeT]):
 class TextGeneration(Generation[TextToTextT, str, list[int]]):
     """Base class: a part is a list of tokens, without the end."""
 
-    def split(self, text: str) -> list[list[int]]:
-        """All tokens of the input as one part."""
+    def whole(self, text: str) -> list[list[int]]:
         tokens = self.processor.source.encode(text)
         return [tokens] if tokens else []
 
@@ -305,10 +298,6 @@ class TextGeneration(Generation[TextToTextT, str, list[int]]):
 
 
 class TextTracer(GenerationTracer[TextAnswererT, str, list[int]]):
-    def whole_parts(self, text: str) -> list[list[int]]:
-        tokens = self.answerer.processor.source.encode(text)
-        return [tokens] if tokens else []
-
     def trace_source(self, part: list[int]) -> tuple[list[int], None]:
         return [*part, self.answerer.processor.source.end], None
 

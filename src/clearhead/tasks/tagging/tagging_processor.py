@@ -214,18 +214,8 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
         return cls(tokenizer, config, stored)
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: TaggingRecipe | None = None) -> TaggedExamples:
-        used: list[Row] = []
-        for row in rows:
-            problem, flaws = self.check_row(row)
-            if problem is not None:
-                report.drop(row, problem)
-                continue
-            report.keep()
-            used.append(row)
-            for flaw, count in flaws.items():
-                report.add_flaw(row, flaw, count)
-        if not used:
-            raise DataError(f"no sentence is left to use: {report}")
+        used = [row for row in rows if report.admit(row, *self.check_row(row))]
+        report.refuse_empty("sentence")
         sentences = [self.inputs.of_row(row) for row in used]
         windows, tags, origins = list[WindowTokens](), list[list[int]](), list[int]()
         for origin, (sentence, parts) in enumerate(zip(sentences, self.encode(sentences), strict=True)):

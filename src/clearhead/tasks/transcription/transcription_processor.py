@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead.audio import LogMelSettings, SpecAugment
 from clearhead.audio.sound_augmentation import check_speeds
-from clearhead.errors import ConfigError, DataError
+from clearhead.errors import ConfigError
 from clearhead.model import ModelConfig, SpeechModel
 from clearhead.model.speech_model import count_positions
 from clearhead.tasks.metrics import import_jiwer
@@ -135,15 +135,11 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
         used, sounds, targets = list[Row](), list[Tensor](), list[list[int]]()
         for row in self.inputs.keep_readable(rows, report):
             samples, tokens = torch.from_numpy(row.values[0].content), self.target.encode(str(row.values[1]))
-            if reason := find_misfit(len(samples), tokens, self, recipe):
-                report.drop(row, reason)
-                continue
-            report.keep()
-            used.append(row)
-            sounds.append(samples)
-            targets.append([self.target.start, *tokens, self.target.end])
-        if not used:
-            raise DataError(f"no recording is left to use: {report}")
+            if report.admit(row, find_misfit(len(samples), tokens, self, recipe)):
+                used.append(row)
+                sounds.append(samples)
+                targets.append([self.target.start, *tokens, self.target.end])
+        report.refuse_empty("recording")
         speeds = (1.0,) if recipe is None else recipe.augmentation.speeds
         return SoundExamples(sounds, targets, used, self.log_mel, self.target.pad, speeds)
 
@@ -192,8 +188,8 @@ def find_misfit(
     log_mel = processor.log_mel
     if not log_mel.frames(samples):
         return f"shorter than one window of {log_mel.window:g} s"
-    if recipe is not None and len(tokens) > recipe.data.longest:
-        return f"longer than {recipe.data.longest} tokens"
+    if recipe is not None and (excess := recipe.data.find_excess(len(tokens))):
+        return excess
     if recipe is not None and samples / log_mel.rate > recipe.data.longest_seconds:
         return f"longer than {recipe.data.longest_seconds:g} s"
     fastest = 1.0 if recipe is None else max(recipe.augmentation.speeds)

@@ -19,6 +19,7 @@ from clearhead.errors import ConfigError
 from clearhead.model import SpeechModel
 from clearhead.model.speech_model import count_positions
 from clearhead.tasks.answerer import Scores
+from clearhead.tasks.file_inputs import LoadedInput
 from clearhead.tasks.losses import UNCOUNTED, token_loss
 from clearhead.tasks.media import SoundInput
 from clearhead.tasks.metrics import error_rates
@@ -127,13 +128,20 @@ class TranscriptionGeneration(Generation[TranscriptionProcessor, Any, Stretch]):
         self.ctc_weight = processor.stored.ctc_weight if options.ctc_weight is None else options.ctc_weight
         self.piece_seconds = processor.stored.piece_seconds or LONGEST_PIECE_SECONDS  # longer recordings are cut
 
+    def whole(self, source: Any) -> list[Stretch]:
+        recording = self.processor.inputs.load_input(source)
+        stretches = self._cut(recording, len(recording.content) / self.processor.log_mel.rate + 1)
+        self.encode(stretches)
+        return stretches
+
     def split(self, source: Any) -> list[Stretch]:
-        """The frames of a recording: of all of it, or of pieces cut at silence, without those that have no sound."""
-        log_mel, recording = self.processor.log_mel, self.processor.inputs.load_input(source)
-        samples = torch.from_numpy(recording.content)
-        shortest = min(1.0, self.piece_seconds / 2)
+        return self._cut(self.processor.inputs.load_input(source), self.piece_seconds)
+
+    def _cut(self, recording: LoadedInput, longest: float) -> list[Stretch]:
+        """The frames of a recording, in pieces of at most `longest` seconds, cut at silence; silent ones are out."""
+        log_mel, samples = self.processor.log_mel, torch.from_numpy(recording.content)
         stretches = []
-        for piece in split_at_silence(samples, log_mel.rate, longest=self.piece_seconds, shortest=shortest):
+        for piece in split_at_silence(samples, log_mel.rate, longest=longest, shortest=min(1.0, longest / 2)):
             inside = samples[piece.begin : piece.end]
             if log_mel.frames(len(inside)) and bool((inside != inside[0]).any()):
                 padded = self._pad_with_noise(inside)
@@ -212,15 +220,6 @@ class TranscriptionAnswerer(GeneratingAnswerer[TranscriptionProcessor, Any]):
 
 
 class TranscriptionTracer(GenerationTracer[TranscriptionAnswerer, Any, Stretch]):
-    def whole_parts(self, source: Any) -> list[Stretch]:
-        processor = self.answerer.processor
-        request = TranscriptionGeneration(processor, self.answerer.model, TranscriptionOptions())
-        recording = processor.inputs.load_input(source)
-        request.piece_seconds = len(recording.content) / processor.log_mel.rate + 1
-        stretches = request.split(recording)
-        request.encode(stretches)
-        return stretches
-
     def trace_source(self, part: Stretch) -> tuple[list[int], SoundInput]:
         assert part.log_probs is not None
         tokenizer, times = self.answerer.processor.target, self.answerer.processor.frame_times
