@@ -107,7 +107,6 @@ class ModelFolder:
 
     @property
     def task(self) -> Task:
-        """What the model is for."""
         name = self.config["task"]
         if name not in TASKS:
             raise CheckpointError(

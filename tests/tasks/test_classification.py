@@ -407,6 +407,24 @@ def test_learned_positions_must_have_room_for_start_and_end():
     recipe_of(model={"positions": "learned", "max_length": 258})
 
 
+def test_padding_is_neither_hidden_nor_guessed(monkeypatch):
+    rows = [Row((text, label), "a.tsv", 1) for text, label in (("good", "yes"), ("a bad and boring plot", "no"))]
+    values = {"task": "classification", "data": {"train": "a.tsv"}, "text": {"vocabulary": 310}}
+    recipe = check_recipe({**values, "loss": {"token_dropout": 0.9, "masked": 1.0}}, "test")
+    processor = ClassifierProcessor.prepare(rows, recipe)
+    processor.tokenizer.mask = 9  # as a tokenizer of pre-training has one
+    examples = processor.examples(rows, Report())
+    batch = examples.collate(Batch(np.arange(2), (int(examples.lengths.max()),)))
+    guessed = []
+    monkeypatch.setattr(
+        "clearhead.tasks.classification.classification_task.masked_token_loss",
+        lambda words, hidden, tokens, places: guessed.append(places) or hidden.sum(),
+    )
+    ClassifierObjective(processor, recipe).loss(processor.build().train(), batch)
+    assert guessed[0].any()
+    assert not guessed[0][batch.tokens == processor.tokenizer.pad].any()
+
+
 def test_hidden_tokens_are_guessed_with_the_weight_of_the_recipe(tmp_path):
     rows = [Row((f"good film {number}", "yes"), "a.tsv", number) for number in range(5)]
     rows += [Row((f"bad plot {number}", "no"), "a.tsv", number) for number in range(5, 12)]

@@ -26,7 +26,7 @@ def test_sounds_come_back_within_half_a_step_of_their_peak():
 
 
 def test_no_sounds_and_silence_are_no_trouble():
-    assert len(RaggedSounds([])) == 0
+    assert not len(RaggedSounds([]).lengths)
     assert not RaggedSounds([torch.zeros(3)]).pad(torch.tensor([0]), size=5)[0].any()
 
 

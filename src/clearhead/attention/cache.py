@@ -102,7 +102,6 @@ class KeyValueCache:
 
     @property
     def length(self) -> int:
-        """The number of tokens cached."""
         return next((buffer.length for buffer in self._buffers.values()), 0)
 
     def length_of(self, owner: Any) -> int:

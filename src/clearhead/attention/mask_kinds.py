@@ -26,11 +26,9 @@ class Band(Mask):
         return None
 
     def start(self, queries: int, keys: int) -> int:
-        """The position of the first query."""
         return keys - queries if self.offset is None else self.offset
 
     def span(self, query: int, queries: int, keys: int) -> range:
-        """The keys that a query sees."""
         position = query + self.start(queries, keys)
         low = 0 if self.left is None else max(0, position - self.left)
         return range(low, keys if self.right is None else min(keys, position + self.right + 1))

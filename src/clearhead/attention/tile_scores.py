@@ -71,11 +71,9 @@ class TileScorer(NamedTuple):
 
     @classmethod
     def of_call(cls, call: Call) -> TileScorer:
-        """The scorer for a whole call."""
         return cls(call.softcap, call.bias, call.mask, *call.sizes[2:])
 
     def select_samples(self, samples: slice) -> TileScorer:
-        """The scorer for some samples of the batch."""
         mask, bias = self.mask, self.bias
         if mask is not None and mask.batch is not None:
             mask = mask.map(lambda tensor: tensor[samples] if len(tensor) > 1 else tensor)

@@ -152,7 +152,6 @@ def draw_tokens(
 
 
 def _row_generators(generator: Generators | None, writer: Writer) -> list[torch.Generator]:
-    """A generator for each row."""
     if generator is None or isinstance(generator, torch.Generator):
         device = "cpu" if generator is None else generator.device
         seeds = torch.randint(2**63 - 1, (writer.inputs,), generator=generator, device=device)

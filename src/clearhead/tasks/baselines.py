@@ -40,20 +40,24 @@ class TfidfBaseline:
         return f"TF-IDF ({grams}) with logistic regression"
 
     def fit(self, texts: Sequence[str], labels: Sequence[str] | Sequence[Sequence[str]]) -> TfidfBaseline:
-        """Learns from texts and their labels."""
-        make_pipeline, vectorizer, regression, one_vs_rest = _import_sklearn()
+        import_extra("sklearn.linear_model", "a baseline", "baselines", package="scikit-learn")
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.multiclass import OneVsRestClassifier
+        from sklearn.pipeline import make_pipeline
+
         self.characters = is_mostly_chinese(texts)
         if self.characters:
             rarest = 2 if len(texts) > SAMPLE_TEXTS else 1
-            features = vectorizer(analyzer="char", ngram_range=CHARACTERS, sublinear_tf=True, min_df=rarest)
+            features = TfidfVectorizer(analyzer="char", ngram_range=CHARACTERS, sublinear_tf=True, min_df=rarest)
         else:
-            features = vectorizer(ngram_range=WORDS, sublinear_tf=True)
+            features = TfidfVectorizer(ngram_range=WORDS, sublinear_tf=True)
         self.labels = sorted({name for label in labels for name in ([label] if isinstance(label, str) else label)})
         balance = "balanced" if self.multi_label else None
-        logistic = regression(C=10.0 if self.characters else 1.0, class_weight=balance, max_iter=1000)
+        logistic: Any = LogisticRegression(C=10.0 if self.characters else 1.0, class_weight=balance, max_iter=1000)
         answers: Any = list(labels)
         if self.multi_label:
-            logistic = one_vs_rest(logistic)
+            logistic = OneVsRestClassifier(logistic)
             answers = np.array([[name in label for name in self.labels] for label in labels], dtype=np.int64)
         self._pipeline = make_pipeline(features, logistic)
         try:
@@ -87,13 +91,3 @@ def is_mostly_chinese(texts: Iterable[str]) -> bool:
 
 def _is_chinese(letter: str) -> bool:
     return "\u3040" <= letter <= "\u30ff" or "\u3400" <= letter <= "\u9fff" or "\uac00" <= letter <= "\ud7a3"
-
-
-def _import_sklearn() -> tuple[Any, Any, Any, Any]:
-    import_extra("sklearn.linear_model", "a baseline", "baselines", package="scikit-learn")
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.multiclass import OneVsRestClassifier
-    from sklearn.pipeline import make_pipeline
-
-    return make_pipeline, TfidfVectorizer, LogisticRegression, OneVsRestClassifier

@@ -59,8 +59,6 @@ class FileInputs(TextInputs, ABC):
     def save_file(self, content: Any, path: Path) -> None:
         """Writes the content of an input to a file, as a sample."""
 
-    # Rows
-
     @classmethod
     def read(cls, source: Files, names: tuple[str, ...], columns: Columns = None) -> Iterator[Row]:
         """Rows of paths and texts, by these names, from a table or a folder, or the rows that a program makes."""
@@ -101,8 +99,6 @@ class FileInputs(TextInputs, ABC):
             missing = isinstance(source, (str, Path)) and not os.path.exists(source)
             problem = f"with {'a missing' if missing else 'an unreadable'} {self.kind} file"
             return LoadedInput(self.describe(source), None, problem, str(error))
-
-    # Inputs
 
     def load_input(self, source: Any) -> LoadedInput:
         """The content of an input: of a file by its path, or of what is in memory."""
@@ -169,8 +165,6 @@ class FileInputs(TextInputs, ABC):
     def show_row(self, row: Row) -> str:
         name = self.describe(row.values[0])
         return row.where if name == f"a {self.kind} in memory" else name
-
-    # Samples
 
     def write_samples(self, folder: Path, rows: Sequence[Row]) -> list[Path]:
         """Writes the inputs of some rows with their texts, as a folder of data; the paths of the inputs."""

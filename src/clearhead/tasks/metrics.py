@@ -215,5 +215,4 @@ def _error_rate(counts: Any, inserted: int) -> float:
 
 
 def import_jiwer() -> Any:
-    """The package that counts word errors."""
     return import_extra("jiwer", "word error rates", "audio")

@@ -235,8 +235,6 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
         """Changes settings that are stored with the model."""
         self.stored = self.stored.model_copy(update=settings)
 
-    # Data
-
     @classmethod
     def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
         """The rows of a file, values in the order of the task's columns; `clearhead.text.read` explains `columns`.
@@ -271,8 +269,6 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
         """The right answer, to be shown beside a prediction."""
         return str(row.values[-1])
 
-    # Model
-
     @abstractmethod
     def build(self) -> nn.Module:
         """A new model with random weights and the task's output head; the only place where one is made."""
@@ -294,8 +290,6 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
                 sizes["vocabulary"] = max(sizes["vocabulary"], config.vocabulary)
             config = config.change(**sizes)
         return config.change(**nest_options(options))
-
-    # Model folder
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Data(Section):
     lines: int | None = Field(None, ge=1)  # only the first lines of each training file, at most this number
     longest: int = Field(128, ge=1)  # tokens of a text; longer rows are dropped from training, and the report says so
 
-    def find_excess(self, tokens: float) -> str | None:
+    def find_excess(self, tokens: int) -> str | None:
         """Why a row of this number of tokens is dropped from training, if it is."""
         return f"longer than {self.longest} tokens" if tokens > self.longest else None
 

@@ -121,7 +121,6 @@ class SummaryAnswerer(GeneratingAnswerer[SummaryProcessor, str]):
     generation = SummaryGeneration
 
     def score(self, rows: Sequence[Row], predictions: Sequence[GeneratedText], options: SearchOptions) -> Scores:
-        """ROUGE-1, ROUGE-2 and ROUGE-L."""
         references = [self.processor.references_of(row) for row in rows]
         return rouge_scores([prediction.text for prediction in predictions], references)
 

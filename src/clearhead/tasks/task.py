@@ -85,7 +85,6 @@ class Task:
         return self.variants[objective]
 
     def find_action(self, name: str) -> Action:
-        """One of the actions, by its name."""
         if name not in self.actions:
             hint = suggest_name(name, self.actions) if self.actions else "it has none"
             raise ConfigError(f"{self.name} has no action {name!r}; {hint}")

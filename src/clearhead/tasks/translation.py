@@ -105,7 +105,6 @@ class TranslationAnswerer(GeneratingAnswerer[TranslationProcessor, str]):
     generation = TranslationGeneration
 
     def score(self, rows: Sequence[Row], predictions: Sequence[GeneratedText], options: SearchOptions) -> Scores:
-        """BLEU and chrF."""
         return translation_scores(
             [prediction.text for prediction in predictions],
             [row.values[1] for row in rows],

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.errors import DataError
+
+if TYPE_CHECKING:
+    from typing import Self
 
 Whole = NDArray[np.int64]
 
@@ -70,6 +74,8 @@ class Ragged:
             [5, 6, 0, 0]]), tensor([3, 2]))
     """
 
+    content: ClassVar[tuple[str, ...]] = ("flat", "lengths")  # attributes that hold the sequences
+
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
         # One more element: the padding of an empty data set indexes it.
@@ -85,15 +91,15 @@ class Ragged:
         made.lengths, made.starts = lengths, lengths.cumsum(0) - lengths
         return made
 
-    def to(self, device: torch.device) -> Ragged:
-        self.flat, self.lengths, self.starts = (part.to(device) for part in (self.flat, self.lengths, self.starts))
+    def to(self, device: torch.device) -> Self:
+        for name in (*self.content, "starts"):
+            setattr(self, name, getattr(self, name).to(device))
         return self
 
     def fingerprint(self) -> str:
-        """A SHA-256 of the sequences."""
         digest = hashlib.sha256()
-        for part in (self.flat, self.lengths):
-            digest.update(part.cpu().numpy().tobytes())
+        for name in self.content:
+            digest.update(getattr(self, name).cpu().numpy().tobytes())
         return digest.hexdigest()
 
     def pad(

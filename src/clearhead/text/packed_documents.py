@@ -115,7 +115,6 @@ class PackedDocuments:
         return PackedRows(tokens, labels, documents, positions)
 
     def to(self, device: torch.device) -> PackedDocuments:
-        """Moves the data to a device."""
         self.device = device
         self.flat, self._begins = self.flat.to(device), self._begins.to(device)
         self._sources, self._lengths = self._sources.to(device), self._lengths.to(device)

@@ -179,7 +179,6 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """The size of the vocabulary."""
         return int(self.engine.get_vocab_size())
 
     def normal(self, text: str) -> str:

@@ -239,7 +239,6 @@ class Trainer:
         return bool(self.processes.agree(float(time.monotonic() - self.saved > SAVE_EVERY)))
 
     def save(self) -> None:
-        """Writes a checkpoint of the current step."""
         self._read_losses()
         state: dict[str, Any] = {"position": asdict(self.position), "processes": self.processes.count}
         scaler = self.updater.scaler.state_dict()

@@ -48,7 +48,6 @@ class Processes:
         return float(shared)
 
     def sum(self, value: float) -> float:
-        """The sum over all processes."""
         if self.count == 1:
             return value
         total = torch.tensor([value], dtype=torch.float64, device=self.device)

@@ -178,7 +178,6 @@ class Checkpoints:
         return self.folder / f"{step:08d}"
 
     def save(self, step: int, tensors: dict[str, Tensor], position: dict[str, Any], best: int | None) -> None:
-        """Writes a checkpoint, then removes old ones."""
         state = json.dumps({"format": FORMAT, **position}, indent=1)
         if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
             self._save_shards(step, tensors, state)

@@ -100,7 +100,7 @@ def _make_trainer(where: Path, data: TrainingData, processes: Processes) -> tupl
     model = cast(Model, processor.build())
     transfer, new = None, list[str]()
     if data.start is not None:
-        transfer = start_model(model, data.start, getattr(processor, "labels", ()), train)
+        transfer = start_model(model, data.start, processor.labels, train)
         new = list(transfer.new)
     elif train.init_from is not None:
         new = read_new(where)

@@ -72,7 +72,6 @@ class AnswerIndex:
 
     @cached_property
     def texts(self) -> frozenset[str]:
-        """The texts of all answers."""
         return frozenset(self.answers.values())
 
     @cached_property
@@ -116,8 +115,6 @@ class AnswerIndex:
         questions = np.ascontiguousarray(questions, dtype=np.float32)
         search = _search_one_by_one if len(questions) < PRODUCT_FROM_QUESTIONS else _search_by_product
         return search(self.vectors, questions, count)
-
-    # Files
 
     def save(self, folder: Path, generation: int = 1) -> list[str]:
         """Writes both files; returns their names."""

@@ -178,8 +178,6 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
         self.target, self.preprocessing = target, preprocessing
         self.inputs = PictureInputs(preprocessing)
 
-    # Data
-
     @classmethod
     def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
         return PictureInputs.read(source, cls.columns, columns)
@@ -215,13 +213,11 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
 
     @property
     def grid(self) -> Patches:
-        """The patches of a picture."""
         assert self.config.patches is not None, "make_config and load give them"
         return self.config.patches
 
     @property
     def patches(self) -> int:
-        """How many patches a picture has."""
         return self.grid.rows * self.grid.columns
 
     def normalise(
@@ -229,8 +225,6 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
     ) -> Float[Tensor, "batch 3 height width"]:
         """Pictures as the model takes them."""
         return self.preprocessing.normalise(pictures.to(device).float() / 255)
-
-    # Model
 
     @classmethod
     def make_config(cls, recipe: CaptionRecipe, start: Pretrained | None = None, **sizes: Any) -> ModelConfig:
@@ -242,8 +236,6 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
 
     def build(self) -> PictureToText:
         return PictureToText(self.config)
-
-    # Model folder
 
     def save(self, folder: Path) -> None:
         super().save(folder)

@@ -55,7 +55,8 @@ class ClassifierObjective(Objective[ClassifierProcessor, ClassificationRecipe, C
         settings, tokenizer, tokens = self.settings, self.processor.tokenizer, batch.tokens
         if settings.token_dropout:
             mask = tokenizer.pad if tokenizer.mask is None else tokenizer.mask
-            tokens = hide_tokens(tokens, settings.token_dropout, mask, (tokenizer.start, tokenizer.end))
+            exempt = (tokenizer.pad, tokenizer.start, tokenizer.end)
+            tokens = hide_tokens(tokens, settings.token_dropout, mask, exempt)
         segments = self.processor.mark_segments(tokens)
         hidden: Tensor = model(tokens, segments=segments, mask=Mask.padding(batch.lengths, queries=True))
         scores = model.label_scores(hidden, batch.lengths, tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -212,7 +211,7 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
             problem, flaws = self.check_row(row)
             if recipe is not None and problem is None:
                 unseen = "with a label that is not in the training data" if flaws else None
-                excess = recipe.data.find_excess(math.inf if cut else sum(map(len, parts)))
+                excess = recipe.data.find_excess(recipe.data.longest + 1 if cut else sum(map(len, parts)))
                 problem = unseen or excess or (too_long if len(windows) > 1 else None)
             if report.admit(row, problem, flaws):
                 if len(windows) > 1:

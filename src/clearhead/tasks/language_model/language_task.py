@@ -66,7 +66,6 @@ class LanguageAnswerer(StreamingAnswerer[LanguageProcessor, Decoder, str, Langua
         return [WrittenText(prompt, writing, number) for number, prompt in enumerate(prompts, inputs_before)]
 
     def write(self, texts: Sequence[WrittenText]) -> None:
-        """Writes these texts to their ends."""
         for _ in write_texts(self.model, texts):
             pass
 
@@ -81,7 +80,6 @@ class LanguageAnswerer(StreamingAnswerer[LanguageProcessor, Decoder, str, Langua
         return [f"the prompt has {tokens:,} tokens; the model reads the last {read:,}"]
 
     def _make_notes(self, text: WrittenText) -> list[str]:
-        """What the user should know about a continuation."""
         notes = self._prompt_notes(text.prompt)
         if BROKEN in text.text:
             notes.append(f"the model wrote bytes that are no character, shown as {BROKEN}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -27,14 +27,11 @@ class Masking(Section):
     span: float = Field(3.0, ge=1)  # mean words of a span, which one <mask> replaces; only "denoise"
     shuffle: bool = True  # sentences are shuffled; only "denoise"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check_sum(cls, values: Any) -> Any:
-        if isinstance(values, dict):
-            random, kept = values.get("random", 0.1), values.get("kept", 0.1)
-            if isinstance(random, (int, float)) and isinstance(kept, (int, float)) and random + kept > 1:
-                raise ValueError("random and kept are shares of the masked tokens: together at most 1")
-        return values
+    @model_validator(mode="after")
+    def _check_sum(self) -> Masking:
+        if self.random + self.kept > 1:
+            raise ValueError("random and kept are shares of the masked tokens: together at most 1")
+        return self
 
 
 class PretrainingText(DocumentText):

@@ -92,8 +92,6 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
         self.processor, self.model, self.target = processor, model, processor.target
         self.search = Search.of(options, processor.decode)  # the model's own settings where the options say nothing
 
-    # What a subclass says about its inputs
-
     @abstractmethod
     def whole(self, source: InputT) -> list[PartT]:
         """The input as one part however long it is; none if it is empty."""
@@ -133,8 +131,6 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
     def input_notes(self, source: InputT, answer: str) -> list[str]:
         """What else the user should know about an answer, from comparing it with its input."""
         return []
-
-    # What all have in common
 
     def write(
         self,
@@ -218,7 +214,6 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
         return GeneratedText(join_texts(texts), self._make_notes(source, written, texts), score, ranked)
 
     def _make_notes(self, source: InputT, written: list[WrittenPart[PartT]], texts: list[str]) -> list[str]:
-        """What the user should know about an answer."""
         name, retries = self.output_name, {part.retry for part in written}
         notes = [] if len(written) == 1 else [f"the {name} was written in {len(written)} parts"]
         if len(written) > 1 and self.search.best > 1:

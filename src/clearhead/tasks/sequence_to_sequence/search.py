@@ -123,7 +123,6 @@ class Search(NamedTuple):
         return stream(writer, generator=self._make_generators([number]), **self.sampling_options, **rules)
 
     def _make_generators(self, numbers: Sequence[PartNumber]) -> list[torch.Generator]:
-        """A generator of random numbers for each part."""
         sequences = [np.random.SeedSequence([self.seed, number.input_number, number.part]) for number in numbers]
         seeds = [int(sequence.generate_state(1, np.uint64)[0] >> 1) for sequence in sequences]
         return [torch.Generator().manual_seed(seed) for seed in seeds]

@@ -60,7 +60,6 @@ class Sentence:
 
     @classmethod
     def from_text(cls, text: str, *, characters: bool) -> Sentence:
-        """A text without known entities."""
         return cls(text, tuple(find_words(text, characters=characters)))
 
     @classmethod
@@ -80,7 +79,6 @@ class Sentence:
         return cls(text, words, tuple(read_tags(marked["tags"])), scheme, count_repairs(marked["tags"], scheme))
 
     def tags(self, scheme: str) -> list[str]:
-        """The tag of each word."""
         return write_tags(self.entities, len(self.words), scheme)
 
     def locate(self, span: Span) -> Span:
@@ -88,7 +86,6 @@ class Sentence:
         return Span(self.words[span.begin][0], self.words[span.end - 1][1], span.label)
 
     def exact_entities(self) -> list[Span]:
-        """The entities by characters."""
         return [self.locate(span) for span in self.entities] if self.characters is None else list(self.characters)
 
     @property

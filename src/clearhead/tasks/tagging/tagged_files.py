@@ -69,9 +69,6 @@ def _column_names(columns: Sequence[str] | Mapping[str, str] | None) -> list[str
     return list(columns)
 
 
-# Columns
-
-
 class _Line(NamedTuple):
     number: int
     word: str
@@ -149,9 +146,6 @@ def _parse_line(path: Path, number: int, text: str, fields: list[str], layout: _
     if not is_tag(tag):
         refuse_line(path, number, f"{tag[:40]!r} is no tag; wanted is O, or B-, I-, E-, S- or M- and a label", text)
     return _Line(number, word, tag)
-
-
-# JSONL
 
 
 def _read_jsonl(path: Path, names: tuple[str, str]) -> Iterator[Row]:

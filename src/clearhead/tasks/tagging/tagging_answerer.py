@@ -166,7 +166,6 @@ def format_counts(counts: LabelCounts, names: Sequence[str]) -> str:
 
 
 def count_entities(wanted: Sequence[Sequence[Span]], predicted: Sequence[Sequence[Span]]) -> LabelCounts:
-    """Counts of entities by their labels."""
     right = (span for spans, others in zip(wanted, predicted, strict=True) for span in {*spans} & {*others})
     return LabelCounts(*(Counter(span.label for span in spans) for spans in (right, chain(*predicted), chain(*wanted))))
 

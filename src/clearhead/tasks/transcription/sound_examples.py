@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -67,7 +66,7 @@ class SoundInputs(FileInputs):
         write_sound(path, torch.from_numpy(content), self.log_mel.rate)
 
 
-class RaggedSounds:
+class RaggedSounds(Ragged):
     """Sounds of different lengths, kept as 16-bit integers to need half the memory of floats.
 
     Integers are in units of each sound's own peak / 32767: a sample is off by at most half a unit, 96 dB below the
@@ -77,6 +76,8 @@ class RaggedSounds:
     >>> sounds.pad(torch.tensor([1, 0]), size=4)[1]
     tensor([3, 2])
     """
+
+    content = ("flat", "lengths", "units")
 
     def __init__(self, sounds: Sequence[Float[Tensor, " _"]]) -> None:
         self.lengths = torch.tensor([len(sound) for sound in sounds], dtype=torch.long)
@@ -90,27 +91,13 @@ class RaggedSounds:
                 steps = (sound / unit).round().clamp(-LARGEST_STEP, LARGEST_STEP)
                 self.flat[begin : begin + len(sound)] = steps.short()
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def to(self, device: torch.device) -> RaggedSounds:
-        self.flat, self.lengths, self.starts, self.units = (
-            part.to(device) for part in (self.flat, self.lengths, self.starts, self.units)
-        )
-        return self
-
-    def fingerprint(self) -> str:
-        """A SHA-256 of the sounds."""
-        digest = hashlib.sha256()
-        for part in (self.flat, self.lengths, self.units):
-            digest.update(part.cpu().numpy().tobytes())
-        return digest.hexdigest()
-
     def frame_counts(self, settings: LogMelSettings) -> NDArray[np.int64]:
         """The number of log-mel frames of every sound: the lengths that a batch plan with a budget of frames takes."""
         return np.array([settings.frames(length) for length in self.lengths.tolist()], dtype=np.int64)
 
-    def pad(self, rows: Int[Tensor, " rows"], size: int) -> tuple[Float[Tensor, "rows size"], Int[Tensor, " rows"]]:
+    def pad(  # type: ignore[override]  # sounds are padded with zeros
+        self, rows: Int[Tensor, " rows"], size: int
+    ) -> tuple[Float[Tensor, "rows size"], Int[Tensor, " rows"]]:
         """These sounds in float32, padded with zeros to `size` samples, and their lengths.
 
         Longer ones are cut to `size`. A plan by frames cuts only what belongs to no frame: there `size` is

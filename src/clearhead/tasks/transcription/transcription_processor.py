@@ -113,8 +113,6 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
         self.target, self.config, self.stored, self.log_mel = target, config, stored, stored.sound
         self.inputs = SoundInputs(self.log_mel)
 
-    # Data
-
     @classmethod
     def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
         return SoundInputs.read(source, cls.columns, columns)
@@ -146,8 +144,6 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
     def check_row(self, row: Row) -> RowCheck:
         return RowCheck(self.inputs.find_problem(row))
 
-    # Model
-
     @classmethod
     def make_config(cls, recipe: TranscriptionRecipe, start: Pretrained | None = None, **sizes: Any) -> ModelConfig:
         """The model of a recipe with the mel bands of its [sound]."""
@@ -166,8 +162,6 @@ class TranscriptionProcessor(GeneratingProcessor[TranscriptionRecipe, SpokenText
     def blank(self) -> int:
         """CTC's label for no token: the padding token, which no text has."""
         return self.target.pad
-
-    # Times
 
     @property
     def frame_times(self) -> FrameTimes:

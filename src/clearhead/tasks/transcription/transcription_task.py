@@ -215,7 +215,6 @@ class TranscriptionAnswerer(GeneratingAnswerer[TranscriptionProcessor, Any]):
     model: SpeechModel
 
     def score(self, rows: Sequence[Row], predictions: Sequence[GeneratedText], options: SearchOptions) -> Scores:
-        """WER and CER."""
         return error_rates([transcript.text for transcript in predictions], [str(row.values[1]) for row in rows])
 
 
