@@ -119,7 +119,11 @@ class ModelFolder:
 
     def processor(self) -> AnyProcessor:
         """The stored part of the task: tokenizers, labels, settings."""
-        return self.task.processor.load(self.path, self._model_config(), self.config["settings"])
+        try:
+            config = ModelConfig.from_dict(self.config["model"])
+        except (ConfigError, TypeError) as error:
+            raise CheckpointError(f"{self.path / CONFIG} describes no possible model: {error}") from error
+        return self.task.processor.load(self.path, config, self.config["settings"])
 
     @property
     def adapter(self) -> Adapter | None:
@@ -170,12 +174,6 @@ class ModelFolder:
         while columns and columns[-1] == SKIP:  # so that a file without these fields can be read, too
             columns = columns[:-1]
         return columns
-
-    def _model_config(self) -> ModelConfig:
-        try:
-            return ModelConfig.from_dict(self.config["model"])
-        except (ConfigError, TypeError) as error:
-            raise CheckpointError(f"{self.path / CONFIG} describes no possible model: {error}") from error
 
 
 def merge(path: str | Path, out: str | Path, *, base: str | Path | None = None) -> None:

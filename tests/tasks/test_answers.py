@@ -17,7 +17,7 @@ from clearhead.lens import Record
 from clearhead.predictor import Predictor
 from clearhead.storage import verify_checksums
 from clearhead.tasks.answers.answer_objective import AnswerObjective
-from clearhead.tasks.answers.answer_processor import AnswerProcessor, encode_texts
+from clearhead.tasks.answers.answer_processor import AnswerProcessor
 from clearhead.tasks.answers.answer_settings import AnswerOptions
 from clearhead.tasks.answers.answers_task import TASK
 from clearhead.tasks.answers.out_of_scope import DETECTORS
@@ -299,8 +299,8 @@ def test_a_question_longer_than_the_learned_positions_is_read_in_parts():
     processor = AnswerProcessor.prepare(rows_of(asked(40, 1)), recipe)
     model = processor.build().eval()
     long = "card lost rate " * 1000
-    short = encode_texts(model, processor.tokenizer, ["card lost rate"], limit=12)
-    vectors = encode_texts(model, processor.tokenizer, ["card", long, "card lost rate"], limit=12)
+    short = processor.pool_texts(model, ["card lost rate"])
+    vectors = processor.pool_texts(model, ["card", long, "card lost rate"])
     assert vectors.isfinite().all()
     assert torch.allclose(vectors[2], short[0], atol=1e-5)
 

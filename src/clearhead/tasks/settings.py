@@ -184,16 +184,11 @@ def validate(kind: type[SettingsT], values: Mapping[str, Any], name: str = "") -
     try:
         return kind(**values)
     except ValidationError as error:
-        before = f"{name}: " if name else ""
-        raise ConfigError("\n".join(f"{before}{line}" for line in _explain(error, kind))) from None
-
-
-def _explain(error: ValidationError, kind: type[BaseModel]) -> list[str]:
-    problems = error.errors()
-    missing = [_key(problem) for problem in problems if problem["type"] == "missing"]
-    lines = [f"{', '.join(missing)}: {'are' if len(missing) > 1 else 'is'} missing"] if missing else []
-    lines += [_describe(problem, kind) for problem in problems if problem["type"] != "missing"]
-    return lines
+        before, problems = f"{name}: " if name else "", error.errors()
+        missing = [_key(problem) for problem in problems if problem["type"] == "missing"]
+        lines = [f"{', '.join(missing)}: {'are' if len(missing) > 1 else 'is'} missing"] if missing else []
+        lines += [_describe(problem, kind) for problem in problems if problem["type"] != "missing"]
+        raise ConfigError("\n".join(f"{before}{line}" for line in lines)) from None
 
 
 def _describe(problem: Any, kind: type[BaseModel]) -> str:

@@ -161,12 +161,11 @@ class PackedDocuments:
         document, order = _number_members(fulls)
         short = np.flatnonzero(rests)
         row, column = fit_best(rests[short], self.context)
-        return _sort_pieces(
-            np.concatenate([document, short]),
-            np.concatenate([order, fulls[short]]),
-            np.concatenate([np.arange(len(document)), row + len(document)]),
-            np.concatenate([np.zeros_like(document), column]),
-        )
+        rows = np.concatenate([np.arange(len(document)), row + len(document)])
+        columns = np.concatenate([np.zeros_like(document), column])
+        fields = np.concatenate([document, short]), np.concatenate([order, fulls[short]]), rows, columns
+        places = np.lexsort((columns, rows))
+        return _Pieces(*(field[places] for field in fields))
 
     def _separate_pieces(self) -> _Pieces:
         """Every piece in a row of its own; where cuts move, with as many rows as the worst cut needs."""
@@ -210,8 +209,3 @@ def _number_members(counts: Whole) -> tuple[Whole, Whole]:
     """For groups of these sizes, member by member: the number of its group, and its own number in the group."""
     group = np.repeat(np.arange(len(counts)), counts)
     return group, np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def _sort_pieces(document: Whole, order: Whole, row: Whole, column: Whole) -> _Pieces:
-    places = np.lexsort((column, row))
-    return _Pieces(document[places], order[places], row[places], column[places])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -61,35 +61,22 @@ class HuggingFaceConfig:
         return self.values.get(key) is not None
 
     def read_int(self, key: str, default: Any = REQUIRED, *, least: int = 1) -> int:
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < SIZE_LIMIT:
-            raise self.wrong_type(key, value, f"a whole number from {least} to {SIZE_LIMIT - 1}")
-        return value
+        wanted = f"a whole number from {least} to {SIZE_LIMIT - 1}"
+        return int(self._read(key, default, (int,), wanted, lambda value: least <= value < SIZE_LIMIT))
 
     def read_float(self, key: str, default: Any = REQUIRED, *, least: float = 0.0) -> float:
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < 1e30:
-            raise self.wrong_type(key, value, f"a number of at least {least}")
-        return float(value)
+        wanted = f"a number of at least {least}"
+        return float(self._read(key, default, (int, float), wanted, lambda value: least <= value < 1e30))
 
     def read_bool(self, key: str, default: Any) -> bool:
-        value = self._value(key, default)
-        if not isinstance(value, bool):
-            raise self.wrong_type(key, value, "true or false")
-        return value
+        return bool(self._read(key, default, (bool,), "true or false"))
 
     def read_string(self, key: str, default: Any = REQUIRED) -> str:
-        value = self._value(key, default)
-        if not isinstance(value, str):
-            raise self.wrong_type(key, value, "a string")
-        return value
+        return str(self._read(key, default, (str,), "a string"))
 
     def read_group(self, key: str) -> HuggingFaceConfig:
         """The settings inside this key; none if it is absent or null."""
-        value = self._value(key, {})
-        if not isinstance(value, dict):
-            raise self.wrong_type(key, value, "an object with settings")
-        return HuggingFaceConfig(value, f"{self.source}, {key}")
+        return HuggingFaceConfig(self._read(key, {}, (dict,), "an object with settings"), f"{self.source}, {key}")
 
     def read_fields(self, keys: Mapping[str, str], **defaults: Any) -> dict[str, Any]:
         """Fields of a ModelConfig from these keys, one for each; a field without a default must be there."""
@@ -122,16 +109,17 @@ class HuggingFaceConfig:
         shown = shown if len(shown) <= 80 else shown[:77] + "…"
         return CheckpointError(f"{self.source}: {key}={shown} has no counterpart in clearhead; {remedy}")
 
-    def wrong_type(self, key: str, value: Any, wanted: str) -> CheckpointError:
-        return CheckpointError(f"{self.source}: {key} must be {wanted}, got {value!r}")
-
-    def _value(self, key: str, default: Any) -> Any:
+    def _read(
+        self, key: str, default: Any, kinds: tuple[type, ...], wanted: str, fits: Callable[[Any], bool] | None = None
+    ) -> Any:
+        """The value of a key, or else the default; one of another type, or that does not fit, is refused."""
         value = self.values.get(key)
-        if value is not None:
-            return value
-        if default is REQUIRED:
+        value = default if value is None else value
+        if value is REQUIRED:
             raise CheckpointError(f"{self.source} has no {key}, which is needed to build the model")
-        return default
+        if type(value) not in kinds or not (fits is None or fits(value)):
+            raise CheckpointError(f"{self.source}: {key} must be {wanted}, got {value!r}")
+        return value
 
 
 def write_fields(config: ModelConfig, keys: Mapping[str, str]) -> dict[str, Any]:

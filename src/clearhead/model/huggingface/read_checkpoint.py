@@ -85,7 +85,12 @@ def _build_model(mapping: CheckpointMapping, tensors: Stored, folder: Path) -> M
                 weights.zero_()
             for name, rows, _ in parameter.pieces(weights.shape):
                 weights[rows].copy_(parameter.to_ours(tensors[name].read(), order))
-            _compare_copies(parameter, tensors, folder)
+            for name in parameter.copies:
+                if not torch.equal(tensors[name].read(), tensors[parameter.theirs[0]].read()):
+                    raise CheckpointError(
+                        f"{folder}: {name} and {parameter.theirs[0]} differ, though {CONFIG} ties them; if they are "
+                        "meant to differ, write tie_word_embeddings: false there"
+                    )
     return model
 
 
@@ -115,15 +120,6 @@ def _check_shapes(mappings: list[ParameterMapping], model: Model, tensors: Store
                     f"{folder}: {name} has shape {tensors[name].shape()}, but {CONFIG} asks for {shape}; "
                     "these two belong to different models"
                 )
-
-
-def _compare_copies(parameter: ParameterMapping, tensors: Stored, folder: Path) -> None:
-    for name in parameter.copies:
-        if not torch.equal(tensors[name].read(), tensors[parameter.theirs[0]].read()):
-            raise CheckpointError(
-                f"{folder}: {name} and {parameter.theirs[0]} differ, though {CONFIG} ties them; if they are "
-                "meant to differ, write tie_word_embeddings: false there"
-            )
 
 
 def _check_unused(left: Iterable[str], mapping: CheckpointMapping, folder: Path) -> None:

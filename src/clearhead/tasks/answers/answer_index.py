@@ -215,15 +215,10 @@ def replace_index(folder: Path, index: AnswerIndex) -> None:
                 move_into_place(fresh / name, folder / name)
         commit_files(folder, added=names, removed=[f"answers-{old}.{kind}" for kind in ("jsonl", "safetensors")])
     finally:
-        _remove_unused(folder)
-
-
-def _remove_unused(folder: Path) -> None:
-    """Removes all index files but those in force and those of the change before."""
-    newest = find_generation(folder) or 0
-    for path in folder.iterdir():
-        if (match := NAME.fullmatch(path.name)) and int(match[1]) not in (newest, newest - 1):
-            path.unlink()
+        newest = find_generation(folder) or 0
+        for path in folder.iterdir():  # only files in force, and those of the change before, stay
+            if (match := NAME.fullmatch(path.name)) and int(match[1]) not in (newest, newest - 1):
+                path.unlink()
 
 
 def _search_one_by_one(

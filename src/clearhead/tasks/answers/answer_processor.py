@@ -208,9 +208,25 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
         """Unit vectors of the texts of an index, on the CPU."""
         return normalize(self.pool_texts(model, texts, batch)).cpu()
 
-    def pool_texts(self, model: PooledEncoder, texts: Sequence[str], batch: int = 64) -> Tensor:
-        """Vectors of texts, on the model's device."""
-        return encode_texts(model, self.tokenizer, texts, batch, limit=self.window)
+    @torch.no_grad()
+    def pool_texts(self, model: PooledEncoder, texts: Sequence[str], batch: int = 64) -> Float[Tensor, "texts width"]:
+        """Vectors of texts in float32, on the model's device: the mean over windows of long ones, cut by `cut_text`."""
+        parts, owners, tokenizer = list[list[int]](), list[int](), self.tokenizer
+        for number, tokens in enumerate(tokenizer.encode_all([cut_text(text)[0] for text in texts])):
+            windows = text_windows([tokens], self.window, tokenizer.start, tokenizer.end)
+            parts += windows
+            owners += [number] * len(windows)
+        device = model.vocabulary.words.weight.device
+        total = torch.zeros(len(texts), model.config.width, device=device)
+        counts = torch.zeros(len(texts), 1, device=device)
+        for numbers, padded, lengths in padded_batches(parts, tokenizer.pad, device, tokens=BATCH_TOKENS, most=batch):
+            vectors = pool_tokens(model, padded, lengths).float()
+            rows = torch.tensor([owners[number] for number in numbers], device=device)
+            sizes = lengths[:, None].float()
+            total.index_add_(0, rows, vectors * sizes)
+            counts.index_add_(0, rows, sizes)
+        check_finite(total)
+        return total / counts.clamp(min=1)
 
     @property
     def window(self) -> int:
@@ -251,29 +267,3 @@ def pool_tokens(
 ) -> Float[Tensor, "batch width"]:
     """The vector of each text of a padded batch."""
     return model.pool(model(tokens, mask=Mask.padding(lengths, queries=True)), lengths)
-
-
-@torch.no_grad()
-def encode_texts(
-    model: PooledEncoder, tokenizer: Tokenizer, texts: Sequence[str], batch: int = 64, *, limit: int
-) -> Float[Tensor, "texts width"]:
-    """The vectors of texts in float32, on the model's device; of each text what `cut_text` leaves.
-
-    A text of more than `limit` tokens, start and end included, is read in windows, and their vectors are averaged.
-    """
-    parts, owners = list[list[int]](), list[int]()
-    for number, tokens in enumerate(tokenizer.encode_all([cut_text(text)[0] for text in texts])):
-        windows = text_windows([tokens], limit, tokenizer.start, tokenizer.end)
-        parts += windows
-        owners += [number] * len(windows)
-    device = model.vocabulary.words.weight.device
-    total = torch.zeros(len(texts), model.config.width, device=device)
-    counts = torch.zeros(len(texts), 1, device=device)
-    for numbers, padded, lengths in padded_batches(parts, tokenizer.pad, device, tokens=BATCH_TOKENS, most=batch):
-        vectors = pool_tokens(model, padded, lengths).float()
-        rows = torch.tensor([owners[number] for number in numbers], device=device)
-        sizes = lengths[:, None].float()
-        total.index_add_(0, rows, vectors * sizes)
-        counts.index_add_(0, rows, sizes)
-    check_finite(total)
-    return total / counts.clamp(min=1)

@@ -135,19 +135,16 @@ class CaptionExamples(Examples[Captions]):
 
     def __init__(
         self,
-        pictures: UInt8[Tensor, "examples 3 height width"],
-        targets: list[list[int]],
+        processor: CaptionProcessor,
         rows: Sequence[Row],
-        *,
-        patches: int,
-        pad: int,
-        preprocessing: Preprocessing,
-        augmentation: PictureChanges | None = None,
+        targets: list[list[int]],
+        augmentation: PictureChanges | None,
     ) -> None:
-        self.pictures, self.target, self.rows, self.pad = pictures, Ragged(targets), rows, pad
-        self.preprocessing, self.augmentation = preprocessing, augmentation
+        self.pictures = torch.stack([row.values[0].content for row in rows])
+        self.target, self.rows, self.pad = Ragged(targets), rows, processor.target.pad
+        self.preprocessing, self.augmentation = processor.preprocessing, augmentation
         self.counts = self.target.lengths.numpy() - 1  # every word but the start is predicted
-        self.lengths = np.stack([np.full(len(rows), patches), self.counts], axis=1)
+        self.lengths = np.stack([np.full(len(rows), processor.patches), self.counts], axis=1)
 
     def collate(self, batch: Batch) -> Captions:
         rows = torch.from_numpy(batch.examples).to(self.pictures.device, non_blocking=True)
@@ -198,15 +195,8 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
         pairs = zip(loaded, targets, strict=True)
         used = [(row, target) for row, target in pairs if report.admit(row, find_excess(len(target)))]
         report.refuse_empty("picture")
-        return CaptionExamples(
-            torch.stack([row.values[0].content for row, _ in used]),
-            [[self.target.start, *target, self.target.end] for _, target in used],
-            [row for row, _ in used],
-            patches=self.patches,
-            pad=self.target.pad,
-            preprocessing=self.preprocessing,
-            augmentation=None if recipe is None else recipe.augmentation,
-        )
+        targets = [[self.target.start, *target, self.target.end] for _, target in used]
+        return CaptionExamples(self, [row for row, _ in used], targets, None if recipe is None else recipe.augmentation)
 
     def check_row(self, row: Row) -> RowCheck:
         return RowCheck(self.inputs.find_problem(row))

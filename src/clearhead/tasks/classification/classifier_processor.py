@@ -231,16 +231,13 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
         *texts, written = row.values
         if not self.column.parse(written) and not self.column.multi_label:
             return RowCheck("without a label")
-        if not all(map(self._has_text, texts)):
+        if not all(any(map(str.isalnum, text)) or self.tokenizer.normal(text).strip() for text in texts):
             return RowCheck("without a text")
         return RowCheck(flaws={UNSEEN: 1} if self.unseen_labels([row]) else {})
 
     def unseen_labels(self, rows: Sequence[Row]) -> list[str]:
         """The labels of these rows that are not in the training data."""
         return sorted({label for row in rows for label in self.column.parse(row.values[-1])} - set(self.labels))
-
-    def _has_text(self, text: str) -> bool:
-        return any(map(str.isalnum, text)) or bool(self.tokenizer.normal(text).strip())
 
     def label_numbers(self, row: Row) -> int | list[float]:
         """The index of the label, or a multi-hot row; labels that training never saw have no loss."""

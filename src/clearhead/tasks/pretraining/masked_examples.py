@@ -144,7 +144,9 @@ def choose_words(
 
 
 class WindowExamples(RedrawnExamples[BatchT]):
-    """Base class: windows of documents, of which a subclass hides words; each is enclosed by `begin` and the end."""
+    """Base class: windows of documents, of which a subclass hides words, with the end after each."""
+
+    begins = 0  # 1: with the start before each, too
 
     def __init__(
         self,
@@ -153,8 +155,8 @@ class WindowExamples(RedrawnExamples[BatchT]):
         tokenizer: Tokenizer,
         masking: Masking,
         seed: int,
-        begin: Sequence[int],
     ) -> None:
+        begin = [tokenizer.start][: self.begins]
         self.texts = Ragged([[*begin, *window.tokens, tokenizer.end] for window in windows])
         self.roles = Ragged([[*(SPECIAL for _ in begin), *window.roles, SPECIAL] for window in windows])
         self.rows, self.origins = rows, [window.row for window in windows]
@@ -170,10 +172,12 @@ class MaskedExamples(WindowExamples[MaskedTexts]):
 
     on_device = ("texts", "roles", "inputs", "is_masked", "masked")
 
+    begins = 1
+
     def __init__(
         self, windows: Sequence[TextWindow], rows: list[Row], tokenizer: Tokenizer, masking: Masking, seed: int
     ) -> None:
-        super().__init__(windows, rows, tokenizer, masking, seed, [tokenizer.start])
+        super().__init__(windows, rows, tokenizer, masking, seed)
         ours = "special" not in tokenizer.settings  # then no special token and no byte replaces a word
         last = tokenizer.size - (ours and tokenizer.mask is not None)
         self.replacements = (BYTES_END if ours and last > BYTES_END else 0, last)

@@ -54,6 +54,7 @@ class HidingProcessor(DocumentProcessor[PretrainingRecipe, BatchT]):
     stored_kind: ClassVar[type[HidingSettings]] = HidingSettings
     stored: HidingSettings
     tokenizer: Tokenizer
+    window_examples: ClassVar[type[WindowExamples[Any]]]  # BatchT
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: PretrainingRecipe, start: Pretrained | None = None) -> Self:
@@ -68,6 +69,13 @@ class HidingProcessor(DocumentProcessor[PretrainingRecipe, BatchT]):
         )
         return cls(tokenizer, config, stored)
 
+    def examples(
+        self, rows: Iterable[Row], report: Report, recipe: PretrainingRecipe | None = None
+    ) -> WindowExamples[BatchT]:
+        windows, used = make_text_windows(rows, self.tokenizer, self.stored.longest, report)
+        seed = 0 if recipe is None else recipe.seed
+        return self.window_examples(windows, used, self.tokenizer, self.stored.masking, seed)
+
     def check_row(self, row: Row) -> RowCheck:
         return RowCheck(None if self.tokenizer.normal(row.values[0]).strip() else EMPTY)
 
@@ -81,6 +89,7 @@ class MaskedProcessor(HidingProcessor[MaskedTexts]):
     """`objective = "masked"`: an encoder with a head over the vocabulary, which other tasks leave out."""
 
     added_tokens = 2
+    window_examples = MaskedExamples
 
     @classmethod
     def make_config(cls, recipe: PretrainingRecipe, start: Pretrained | None = None, **sizes: Any) -> ModelConfig:
@@ -88,10 +97,6 @@ class MaskedProcessor(HidingProcessor[MaskedTexts]):
         config = super().make_config(recipe, start, **sizes)
         head = {key: True for key in ("logits_bias", "logits_transform") if key not in recipe.model}
         return config.change(**head) if start is None else config
-
-    def examples(self, rows: Iterable[Row], report: Report, recipe: PretrainingRecipe | None = None) -> MaskedExamples:
-        windows, used = make_text_windows(rows, self.tokenizer, self.stored.longest, report)
-        return MaskedExamples(windows, used, self.tokenizer, self.stored.masking, 0 if recipe is None else recipe.seed)
 
     @property
     def window(self) -> int:

@@ -7,7 +7,7 @@ An encoder-decoder restores texts with masked spans and shuffled sentences. The 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +27,6 @@ from clearhead.tasks.pretraining.masked_examples import (
     WindowExamples,
     find_sentences,
     make_generator,
-    make_text_windows,
 )
 from clearhead.tasks.pretraining.masked_task import MASKED, HidingAnswerer, HidingProcessor
 from clearhead.tasks.pretraining.pretraining_settings import (
@@ -50,7 +49,7 @@ from clearhead.tasks.sequence_to_sequence.text_to_text import (
     pair_loss,
 )
 from clearhead.tasks.task import Task
-from clearhead.text import Report, Row, Tokenizer
+from clearhead.text import Row, Tokenizer
 from clearhead.text.batches import Ragged
 
 LAST = 0.9  # the sort key of a row's end token; those of sentences are below 0.5
@@ -83,7 +82,7 @@ class DenoisingExamples(WindowExamples[Pairs], PairExamples):
     def __init__(
         self, windows: Sequence[TextWindow], rows: list[Row], tokenizer: Tokenizer, masking: Masking, seed: int
     ) -> None:
-        super().__init__(windows, rows, tokenizer, masking, seed, [])
+        super().__init__(windows, rows, tokenizer, masking, seed)
         self.sentences = Ragged([[*flags, 1] for flags in find_sentences(windows, tokenizer)])
         self.target = Ragged([[tokenizer.start, *window.tokens, tokenizer.end] for window in windows])
         self.counts = self.target.lengths.numpy() - 1  # every word but the start is predicted
@@ -117,6 +116,7 @@ class DenoisingProcessor(HidingProcessor[Pairs], TextToTextProcessor[Pretraining
     """`objective = "denoise"`: one tokenizer for the noisy text and the restored one."""
 
     stored_kind = DenoisingSettings
+    window_examples = DenoisingExamples
     stored: DenoisingSettings
 
     def __init__(self, tokenizer: Tokenizer, config: ModelConfig, stored: DenoisingSettings) -> None:
@@ -129,12 +129,6 @@ class DenoisingProcessor(HidingProcessor[Pairs], TextToTextProcessor[Pretraining
     @property
     def decode(self) -> Decode:
         return self.stored.decode
-
-    def examples(
-        self, rows: Iterable[Row], report: Report, recipe: PretrainingRecipe | None = None
-    ) -> DenoisingExamples:
-        windows, used = make_text_windows(rows, self.source, self.stored.longest, report)
-        return DenoisingExamples(windows, used, self.source, self.stored.masking, 0 if recipe is None else recipe.seed)
 
 
 class DenoisingGeneration(TextGeneration[DenoisingProcessor]):
