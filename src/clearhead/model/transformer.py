@@ -70,8 +70,6 @@ class Vocabulary(Words):
 
 
 class _Model(nn.Module):
-    """Base class of the three models."""
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config

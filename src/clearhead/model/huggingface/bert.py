@@ -148,14 +148,10 @@ def make_form(model: Encoder, labels: Sequence[str]) -> CheckpointForm:
         config, architecture = config.change(logits_bias=True), "BertForMaskedLM"
         names = frozenset(["bert.embeddings.word_embeddings.weight", f"{BERT_HEAD}.transform.dense.weight"])
     settings = write_fields(config, KEYS) | {"architectures": [architecture], "model_type": "bert"}
-    if names_of_labels := _name_labels(config.label_count, labels):
+    if count := config.label_count:
+        names_of_labels = list(labels) or [f"LABEL_{number}" for number in range(count)]
+        if len(names_of_labels) != count:
+            raise CheckpointError(f"labels= names {len(names_of_labels)} labels, but the model has {count}")
         settings["id2label"] = dict(enumerate(names_of_labels))
         settings["label2id"] = {name: number for number, name in enumerate(names_of_labels)}
     return CheckpointForm("BERT", config, settings, names, map_checkpoint)
-
-
-def _name_labels(count: int, labels: Sequence[str]) -> list[str]:
-    names = list(labels) or [f"LABEL_{number}" for number in range(count)]
-    if count and len(names) != count:
-        raise CheckpointError(f"labels= names {len(names)} labels, but the model has {count}")
-    return names if count else []

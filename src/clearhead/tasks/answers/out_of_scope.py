@@ -22,9 +22,7 @@ from torch import Tensor
 from clearhead.tasks.settings import Section
 
 Scores1d = NDArray[np.float64]
-SINGLE = ("probability", "energy", "neighbours", "mahalanobis")
 AVERAGED = ("energy", "neighbours", "mahalanobis")  # with the probability, their mean was worse than without
-DETECTORS = (*SINGLE, "mean")
 DEFAULT = "mean"  # where dev has no out-of-scope questions to choose by
 SHRINKAGE = 0.1  # towards a multiple of the unit matrix: classes have few questions
 

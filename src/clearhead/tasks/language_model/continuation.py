@@ -64,7 +64,6 @@ class WrittenText:
 
     @property
     def written(self) -> int:
-        """How many tokens have been written."""
         return len(self.tokens) - self.prompt
 
     @property
@@ -160,7 +159,6 @@ def _write_steps(model: Decoder, texts: Sequence[WrittenText], stream: bool) -> 
 
 @torch.inference_mode()
 def _choose_tokens(logits: Tensor, texts: Sequence[WrittenText]) -> Tensor:
-    """The next token of each text."""
     writing = texts[0].writing
     decode, tokenizer = writing.decode, writing.tokenizer
     check_finite(logits)

@@ -14,7 +14,7 @@ from clearhead.errors import DataError
 from clearhead.model import Decoder
 from clearhead.tasks.answerer import Prediction, Scores
 from clearhead.tasks.losses import UNCOUNTED, check_finite
-from clearhead.text.batches import Ragged, token_batches
+from clearhead.text.batches import pad_sequences, token_batches
 
 CPU_BATCH_TOKENS = 4096  # pads included
 GPU_BATCH_TOKENS = 65_536
@@ -67,18 +67,15 @@ def score_documents(
     budget = CPU_BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
     for members in token_batches([window.end - window.begin for window in windows], budget):
         batch = [windows[member] for member in members]
-        reads = Ragged([documents[window.document][window.begin : window.end] for window in batch])
-        wanted = Ragged([_wanted_tokens(window, documents[window.document]) for window in batch])
-        rows, size = torch.arange(len(batch)), int(reads.lengths.max())
-        tokens, labels = reads.pad(rows, size, pad)[0], wanted.pad(rows, size, UNCOUNTED)[0]
+        reads = [documents[window.document][window.begin : window.end] for window in batch]
+        wanted = [_wanted_tokens(window, documents[window.document]) for window in batch]
+        (tokens, _), (labels, _) = pad_sequences(reads, pad, device), pad_sequences(wanted, UNCOUNTED, device)
         # Pads come last, so causality hides them from every token.
-        logits = model.logits(model(tokens.to(device)))
+        logits = model.logits(model(tokens))
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        losses = F.cross_entropy(
-            logits.flatten(0, 1), labels.to(device).flatten(), ignore_index=UNCOUNTED, reduction="none"
-        )
+        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=UNCOUNTED, reduction="none")
         numbers = torch.tensor([window.document for window in batch], device=device)
-        sums.index_add_(0, numbers, losses.double().view(len(batch), size).sum(1))
+        sums.index_add_(0, numbers, losses.double().view(labels.shape).sum(1))
     check_finite(sums)
     return [
         DocumentLoss("", nats=nats, tokens=len(document) - 1)

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.errors import DataError
 from clearhead.model import Encoder
 from clearhead.tasks.answerer import Prediction
 from clearhead.tasks.losses import check_finite
+from clearhead.tasks.text_windows import padded_batches
 from clearhead.text import Tokenizer
-from clearhead.text.batches import pad_sequences, token_batches
 
 MASK = "<mask>"  # what a user writes
 CANDIDATES = 5  # of each mask, at least
@@ -87,10 +88,11 @@ def fill_masks(
     check_length(max(map(len, tokens), default=0), limit)
     ranked: list[dict[int, list[tuple[int, float]]]] = [{} for _ in texts]  # tokens and probabilities by position
     while unfinished := [number for number, text in enumerate(tokens) if mask in text]:
-        for batch in token_batches([len(tokens[number]) for number in unfinished], BATCH_TOKENS, most):
-            numbers = [unfinished[row] for row in batch]
-            rows = [tokens[number] for number in numbers]
-            for number, masks in zip(numbers, _rank_tokens(model, tokenizer, rows, mask, best), strict=True):
+        rows = [tokens[number] for number in unfinished]
+        device = model.vocabulary.words.weight.device
+        for batch, padded, lengths in padded_batches(rows, tokenizer.pad, device, tokens=BATCH_TOKENS, most=most):
+            for row, masks in zip(batch, _rank_tokens(model, tokenizer, padded, lengths, mask, best), strict=True):
+                number = unfinished[row]
                 position, candidates = max(masks.items(), key=lambda item: item[1][0][1])  # the surest
                 ranked[number][position] = candidates
                 tokens[number][position] = candidates[0][0]
@@ -99,19 +101,17 @@ def fill_masks(
 
 
 def _rank_tokens(
-    model: Encoder, tokenizer: Tokenizer, rows: Sequence[list[int]], mask: int, best: int
+    model: Encoder, tokenizer: Tokenizer, padded: Tensor, lengths: Tensor, mask: int, best: int
 ) -> list[dict[int, list[tuple[int, float]]]]:
     """The likeliest tokens, with probabilities, at every mask of each row; never a special token."""
-    device = model.vocabulary.words.weight.device
-    padded, lengths = pad_sequences(rows, tokenizer.pad, device)
     hidden = model(padded, mask=Mask.padding(lengths, queries=True))
-    inside = torch.arange(padded.shape[1], device=device) < lengths[:, None]
+    inside = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
     where = ((padded == mask) & inside).nonzero()
     scores = model.logits(hidden[where[:, 0], where[:, 1]]).float()
     check_finite(scores)
     scores[:, [tokenizer.pad, tokenizer.start, tokenizer.end, mask]] = -torch.inf
     top = scores.softmax(-1).topk(min(max(best, CANDIDATES), scores.shape[1]))
-    ranked: list[dict[int, list[tuple[int, float]]]] = [{} for _ in rows]
+    ranked: list[dict[int, list[tuple[int, float]]]] = [{} for _ in padded]
     columns = (where.tolist(), top.indices.tolist(), top.values.tolist())
     for (row, position), tokens, chances in zip(*columns, strict=True):
         ranked[row][position] = list(zip(tokens, chances, strict=True))

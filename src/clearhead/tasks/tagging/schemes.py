@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 OUTSIDE = "O"
-SCHEMES = ("iob1", "iob2", "bioes", "bmes")
 TAG = re.compile(r"O|[BIESMLU]-(?=\S).+", re.DOTALL)
 SAME = {"M": "I", "L": "E", "U": "S"}  # BMES and BILOU write other letters for the same
 # The letters of the first, an inner, the last and the only word of an entity.

@@ -101,7 +101,6 @@ class Tagger(TokenClassifier):
         lengths: Int[Tensor, " batch"],
         cases: Int[Tensor, "batch tokens"],
     ) -> Float[Tensor, "batch tokens width"]:
-        """The hidden states of a padded batch."""
         hidden: Tensor = self(tokens, mask=Mask.padding(lengths, queries=True), cases=cases, lengths=lengths)
         return hidden
 
