@@ -134,7 +134,7 @@ def test_any_nonsense_in_the_config_is_refused_or_read_but_never_crashes(copy, k
         (b'{"model_type": "bert"', ["not readable JSON"]),
         (b"\xff\xfe", ["not readable JSON"]),
         (b"[" * 100_000, ["not readable JSON"]),
-        (b"[]", ["must hold an object", "list"]),
+        (b"[]", ["must contain a JSON object", "list"]),
     ],
 )
 def test_a_malformed_config_is_refused(copy, content, words):

@@ -28,6 +28,7 @@ from clearhead.storage import (
     atomic_folder,
     check_format,
     lock_folder,
+    read_json,
     restore_replaced,
     temporary_path,
     verify_checksums,
@@ -214,10 +215,9 @@ class Checkpoints:
     def _read_state(self, step: int) -> dict[str, Any]:
         """The values of state.json; empty if the checkpoint is damaged."""
         try:
-            state = json.loads((self.path(step) / "state.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return read_json(self.path(step) / "state.json")
+        except CheckpointError:
             return {}
-        return state if isinstance(state, dict) else {}
 
     def _remove_old(self, best: int | None) -> None:
         steps = self.steps()

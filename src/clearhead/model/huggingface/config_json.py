@@ -10,6 +10,7 @@ from typing import Any
 
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model.config import ModelConfig
+from clearhead.storage import read_json
 
 CONFIG = "config.json"
 REQUIRED: Any = object()
@@ -48,13 +49,7 @@ class HuggingFaceConfig:
     def read(cls, path: Path) -> HuggingFaceConfig:
         if not path.is_file():
             raise CheckpointError(f"{path} is missing; a Hugging Face checkpoint has one beside its weights")
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError, OSError) as error:
-            raise CheckpointError(f"{path} is not readable JSON ({error}); save the checkpoint again") from error
-        if not isinstance(values, dict):
-            raise CheckpointError(f"{path} must hold an object with settings, got {type(values).__name__}")
-        return cls(values, str(path))
+        return cls(read_json(path), str(path))
 
     def has(self, key: str) -> bool:
         """Whether there is a value other than null."""
