@@ -43,7 +43,7 @@ def test_a_plan_by_frames_keeps_every_frame():
         assert features.shape[1] == size
         assert counts.tolist() == frames[batch.examples].tolist()
         seen += batch.examples.tolist()
-    assert sorted(seen) == list(range(len(kept)))
+    assert sorted(seen) == list(range(len(kept.lengths)))
 
 
 def test_a_fingerprint_tells_sounds_apart():

@@ -91,6 +91,7 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
     def __init__(self, processor: GeneratingT, model: EncoderDecoder, options: Any) -> None:
         self.processor, self.model, self.target = processor, model, processor.target
         self.search = Search.of(options, processor.decode)  # the model's own settings where the options say nothing
+        self.prefix = self.target.encode(options.prefix) if options.prefix else []  # that every answer begins with
 
     @abstractmethod
     def whole(self, source: InputT) -> list[PartT]:
@@ -231,9 +232,6 @@ class Generation(ABC, Generic[GeneratingT, InputT, PartT]):
             return notes
         return notes + self.input_notes(source, join_texts(texts))
 
-    def encode_prefix(self, prefix: str) -> list[int]:
-        return self.target.encode(prefix) if prefix else []
-
 
 class GeneratingAnswerer(StreamingAnswerer[GeneratingT, EncoderDecoder, InputT, SearchOptions]):
     """Base class of answerers that write texts; `generation` says how, for one kind of input."""
@@ -250,19 +248,18 @@ class GeneratingAnswerer(StreamingAnswerer[GeneratingT, EncoderDecoder, InputT, 
     ) -> Sequence[GeneratedText]:
         """Answers to all inputs: empty in, empty out."""
         request = self.begin(options)
-        prefix = request.encode_prefix(options.prefix)
         split = [request.split(source) for source in inputs]
         numbers = [
             PartNumber(number, part) for number, parts in enumerate(split, inputs_before) for part in range(len(parts))
         ]
-        prefixes = [[] if number.part else prefix for number in numbers]
+        prefixes = [[] if number.part else request.prefix for number in numbers]
         written = iter(request.write(list(chain.from_iterable(split)), prefixes, numbers))
         both = zip(inputs, split, strict=True)
         return [request.join(source, [next(written) for _ in parts]) for source, parts in both]
 
     def stream(self, source: InputT, options: SearchOptions, *, inputs_before: int = 0) -> Iterator[str]:
         request = self.begin(options.model_copy(update={"beams": options.beams or 1}))
-        return request.stream(source, request.encode_prefix(options.prefix), inputs_before)
+        return request.stream(source, request.prefix, inputs_before)
 
 
 AnswererT = TypeVar("AnswererT", bound=GeneratingAnswerer[Any, Any])
