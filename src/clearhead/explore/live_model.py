@@ -250,7 +250,7 @@ def _answer_again(
     if not any(call.about.text and not call.about.given for call in calls):
         return [None] * len(calls)
     first = _restore_trace(calls[0])
-    model_input = calls[0].about.input if first.media is None else first.media
+    model_input = tracer.inputs.check(calls[0].about.input) if first.media is None else first.media
     answers = tracer.traces(model_input, answer=None, options=options)
     return [answers[number].text for number in numbers]
 

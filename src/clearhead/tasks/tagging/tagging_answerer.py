@@ -84,11 +84,10 @@ class TaggingAnswerer(Answerer[TaggingProcessor, Tagger, Sentence, Options]):
 
 
 class TaggingTracer(TaskTracer[TaggingAnswerer]):
-    def traces(self, request: str, *, answer: str | None, options: Options) -> list[Trace]:
+    def traces(self, sentence: Sentence, *, answer: str | None, options: Options) -> list[Trace]:
         """A text, read once; a long one once for each window."""
         self.refuse_answer(answer)
         processor = self.answerer.processor
-        sentence = processor.inputs.check(request)
         [prediction] = self.answerer.predict([sentence], options)
         [windows] = processor.encode([sentence])
         words = sentence.word_texts()
