@@ -139,10 +139,9 @@ class _Handler(BaseHTTPRequestHandler):
         except _HttpError as error:
             status, response = error.status, Response.from_json({"error": str(error)})
             self.close_connection = True  # the request may not have been read to its end
-        except RecordGone as error:
-            status, response = 410, Response.from_json({"error": str(error)})
         except ClearheadError as error:
-            status, response = 400, Response.from_json({"error": str(error)})
+            status = 410 if isinstance(error, RecordGone) else 400
+            response = Response.from_json({"error": str(error)})
         except Exception as error:
             status, response = 500, Response.from_json({"error": f"{type(error).__name__}: {error}"})
         try:

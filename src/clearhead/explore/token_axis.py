@@ -263,7 +263,8 @@ def _choose_parser(tokens: Sequence[str]) -> Callable[[str], _Piece]:
         return _parse_sentencepiece
     if any(token.startswith("##") for token in tokens):
         return lambda token: (token.removeprefix("##"), not token.startswith("##"))
-    if any("\u0100" <= mark <= "\u0143" for token in tokens for mark in token) and all(map(_is_bytes, tokens)):
+    marks = {mark for token in tokens for mark in token}
+    if any("\u0100" <= mark <= "\u0143" for mark in marks) and marks <= byte_alphabet().keys():
         return lambda token: _parse_sentencepiece(decode_byte_characters(token, byte_alphabet()))
     return lambda token: (token, True)
 
@@ -275,10 +276,6 @@ def _parse_sentencepiece(token: str) -> _Piece:
     parts = BYTE.split(text)  # text, byte, text, byte, …
     pairs = zip(parts[::2], ["", *parts[1::2]], strict=True)
     return b"".join(bytes.fromhex(byte) + part.encode("utf-8", "surrogatepass") for part, byte in pairs), opens
-
-
-def _is_bytes(token: str) -> bool:
-    return all(mark in byte_alphabet() for mark in token)
 
 
 def _decode_bytes(pieces: Sequence[bytes]) -> list[str]:

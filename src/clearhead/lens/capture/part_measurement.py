@@ -170,9 +170,6 @@ class InputKeeper:
         self.parts: list[tuple[int, Step]] = []
         self.stopped: list[frozenset[int]] = []  # rows of each part that had stopped
         self.keys = 0
-        self.scale: float | Tensor = 1.0
-        self.softcap: float | None = None
-        self.sinks: Tensor | None = None
 
     def add(self, call: Call, first_query: int, first_key: int, history: BatchHistory) -> None:
         time = history.time
@@ -188,8 +185,8 @@ class InputKeeper:
         bias = None if call.bias is None else call.bias.replace(_copy_to_host(call.bias.parameter))
         self.parts.append((time, Step(first_query, first_key, queries, keys, mask, bias)))
         if len(self.parts) == 1:
-            self.scale = _copy_to_host(call.scale) if isinstance(call.scale, Tensor) else call.scale
-            self.softcap, self.sinks = call.softcap, None if call.sinks is None else _copy_to_host(call.sinks)
+            scale = _copy_to_host(call.scale) if isinstance(call.scale, Tensor) else call.scale
+            self.constants = (scale, call.softcap, None if call.sinks is None else _copy_to_host(call.sinks))
 
     def _send(self, name: str, tensor: Tensor) -> ArrivingTensors:
         """Copied on its device first: caches overwrite what they return."""
@@ -206,7 +203,7 @@ class InputKeeper:
         together = join_steps(parts, q.shape[2], k.shape[2], dense=False)
         if len(parts) > 1 and together is not None:
             parts = (Step(parts[0].first_query, 0, q.shape[2], k.shape[2], *together),)
-        return KeptInputs(q, k, self.scale, self.softcap, self.sinks, parts, lengths, logsumexp)
+        return KeptInputs(q, k, *self.constants, parts, lengths, logsumexp)
 
 
 def _select_samples(step: Step, rows: Int[Tensor, " samples"]) -> Step:
