@@ -17,10 +17,11 @@ import clearhead
 from clearhead.cli import main
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.model_folder import ModelFolder
-from clearhead.tasks.pretrained import Pretrained
+from clearhead.tasks.pretrained import Pretrained, Transfer
 from clearhead.text import Tokenizer
 from clearhead.train import run_training
-from clearhead.train.starting_weights import read_pretrained
+from clearhead.train.recipe import Train
+from clearhead.train.starting_weights import print_start, read_pretrained
 from clearhead.train.updater import layer_depth
 from tests.model.checkpoints import shaken
 from tests.tasks.test_classification import labelled
@@ -92,6 +93,23 @@ def test_weights_and_tokenizer_are_taken_over_and_answers_come_from_the_new_fold
     )
     assert predictor.predict("the cat is here").label in {"animal", "food", "time"}
     assert "| started from | bert |" in (run / "model" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_message_names_the_parts_of_a_stack_of_which_some_are_new_or_left(capsys):
+    taken = {f"decoder.layers.{layer}.self_attention.to_q.weight": 4 for layer in (0, 1)} | {"vocabulary.words": 6}
+    new = {"encoder.norm.bias": 2, **{f"decoder.layers.{layer}.cross_attention.to_q.weight": 4 for layer in (0, 1)}}
+    print_start(torch.nn.Linear(2, 2), Transfer(taken, new, {"vocabulary.norm.bias": 2}), Train(init_from="gpt"))
+    assert capsys.readouterr().err == (
+        "clearhead: starting from gpt:\n"
+        "  taken: 3 tensors (14 weights): decoder.layers.self_attention, vocabulary.words\n"
+        "  new: 3 tensors (10 weights): encoder, decoder.layers.cross_attention\n"
+        "  left: 1 tensors (2 weights): vocabulary.norm\n"
+    )
+    left = {"encoder.layers.1.norm.bias": 2}
+    print_start(torch.nn.Linear(2, 2), Transfer({"encoder.layers.0.norm.bias": 2}, {}, left), Train(init_from="gpt"))
+    said = capsys.readouterr().err
+    assert "(2 weights): encoder.layers.0\n" in said
+    assert "(2 weights): encoder.layers.1\n" in said
 
 
 def test_a_model_of_ours_is_a_start_too_and_its_head_only_with_the_same_labels(folder, tmp_path):

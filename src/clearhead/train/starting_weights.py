@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,22 @@ def print_start(model: Model, transfer: Transfer, train: Train) -> None:
     print_message(f"starting from {train.init_from}:")
     for fate, sizes in transfer._asdict().items():
         if sizes:
-            parts = ", ".join(dict.fromkeys(name.split(".")[0] for name in sizes))
+            of_others = [name for other, names in transfer._asdict().items() if other != fate for name in names]
+            others = {module for name in of_others for module in _list_modules(name)}
+            modules = (next((m for m in _list_modules(name) if m not in others), name) for name in sizes)
+            parts = ", ".join(dict.fromkeys(modules))
             print_message(f"  {fate}: {len(sizes)} tensors ({sum(sizes.values()):,} weights): {parts}")
     if train.lora_rank:
         adapted = " and ".join(train.lora_on)
         count = count_adapter_weights(model)
         print_message(f"LoRA adapters of rank {train.lora_rank} on {adapted}: {count:,} weights")
+
+
+def _list_modules(name: str) -> list[str]:
+    """The modules that a parameter belongs to, the largest first: all layers of a stack as one, then each layer."""
+    parts = name.split(".")
+    plain = [part for part in parts if not part.isdecimal()]
+    return [*accumulate(plain, "{}.{}".format), *accumulate(parts, "{}.{}".format)]
 
 
 def record_start(where: Path, start: Pretrained, transfer: Transfer, train: Train) -> None:
