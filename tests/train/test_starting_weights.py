@@ -100,7 +100,7 @@ def test_a_message_names_the_parts_of_a_stack_of_which_some_are_new_or_left(caps
     new = {"encoder.norm.bias": 2, **{f"decoder.layers.{layer}.cross_attention.to_q.weight": 4 for layer in (0, 1)}}
     print_start(torch.nn.Linear(2, 2), Transfer(taken, new, {"vocabulary.norm.bias": 2}), Train(init_from="gpt"))
     assert capsys.readouterr().err == (
-        "clearhead: starting from gpt:\n"
+        "starting from gpt:\n"
         "  taken: 3 tensors (14 weights): decoder.layers.self_attention, vocabulary.words\n"
         "  new: 3 tensors (10 weights): encoder, decoder.layers.cross_attention\n"
         "  left: 1 tensors (2 weights): vocabulary.norm\n"
