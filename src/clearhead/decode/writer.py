@@ -14,6 +14,7 @@ from clearhead.decode.prepacked_linear import decoding_view
 from clearhead.errors import DecodeError, ShapeError
 from clearhead.model import Decoder, EncoderDecoder, PointerGenerator
 from clearhead.model.inference_view import refresh
+from clearhead.model.layers import at_least_float
 from clearhead.model.pointer_generator import list_recent
 
 
@@ -215,7 +216,7 @@ class Writer:
             logits = self._view.mix_scores(last, context, source, recent, context_mask).flatten(0, 1)
         else:
             logits = self._view.logits(hidden[:, -1])
-        return logits if logits.dtype == torch.float64 else logits.float()
+        return at_least_float(logits)
 
 
 def select_active(finished: Sequence[bool]) -> list[int] | None:

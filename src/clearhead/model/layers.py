@@ -186,6 +186,11 @@ class Stack(nn.Module):
             raise ShapeError("this model takes no context; build it with ModelConfig(cross_attention=True)")
 
 
+def at_least_float(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """In float32 if it is in half precision, which is too coarse for sums of many numbers."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def linear(inputs: int, outputs: int) -> nn.Linear:
     """A linear layer with Xavier-uniform weights and biases of zero."""
     layer = nn.Linear(inputs, outputs)

@@ -14,6 +14,7 @@ from clearhead.attention.hidden_keys import HiddenKeys, hide_keys
 from clearhead.attention.masks import as_mask
 from clearhead.errors import ConfigError
 from clearhead.model.config import ModelConfig
+from clearhead.model.layers import at_least_float
 from clearhead.model.transformer import EncoderDecoder
 
 LEAST_COPIED = 1e-20  # probability of copying a token that is not in the source: its logarithm stays finite
@@ -70,11 +71,11 @@ class PointerGenerator(EncoderDecoder):
             mask = hide_keys(mask, hidden_keys, source.shape[1], source.shape[1])
         matches = find_continuations(source, recent)
         bonus = sum(GAIN * self.copy_matches[number] * match for number, match in enumerate(matches))
-        queries, keys = _at_least_float(self.copy_query(hidden))[:, None], _at_least_float(context)[:, None]
+        queries, keys = at_least_float(self.copy_query(hidden))[:, None], at_least_float(context)[:, None]
         bias = torch.as_tensor(bonus)[:, None].to(queries.dtype)
         with torch.autocast(hidden.device.type, enabled=False):  # half precision would blur which place is copied
             weights = attention_weights(queries, keys, mask, bias=bias)[:, 0]
-        gate = _at_least_float(self.copy_gate(hidden))[..., 0]
+        gate = at_least_float(self.copy_gate(hidden))[..., 0]
         for number, match in enumerate(matches):
             gate = gate - GAIN * self.gate_matches[number] * (weights * match).sum(-1)
         return weights, gate
@@ -90,7 +91,7 @@ class PointerGenerator(EncoderDecoder):
         """Log-probabilities of the next token: generated or copied."""
         weights, gate = self.copying(hidden, context, source, recent, mask)
         generating = gate.sigmoid()[..., None]
-        generated = _at_least_float(self.logits(hidden)).softmax(-1)
+        generated = at_least_float(self.logits(hidden)).softmax(-1)
         places = source[:, None].expand(-1, weights.shape[1], -1)
         mixed = (generating * generated).scatter_add(-1, places, (1 - generating) * weights)
         return mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()
@@ -143,7 +144,7 @@ def pointer_loss(
     generating a token a weight of ε. Builds no probabilities over the vocabulary: of the mixture only those of the
     right tokens are needed.
     """
-    logits = _at_least_float(model.logits(hidden))
+    logits = at_least_float(model.logits(hidden))
     normaliser = logits.logsumexp(-1)
     right = labels.clamp(min=0)
     generated = logits.gather(-1, right[..., None])[..., 0] - normaliser
@@ -157,8 +158,3 @@ def pointer_loss(
 def _shift(tokens: Tensor, places: int, value: int) -> Tensor:
     """The tokens moved to the right by `places`, with `value` before them."""
     return F.pad(tokens, (places, 0), value=value)[:, : tokens.shape[1]]
-
-
-def _at_least_float(x: Tensor) -> Tensor:
-    """In float32 if it is in half precision: probabilities of many tokens are added."""
-    return x if x.dtype == torch.float64 else x.float()

@@ -12,7 +12,7 @@ from clearhead.attention import Mask
 from clearhead.attention.dropout import Dropout
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.model.config import ModelConfig
-from clearhead.model.layers import linear
+from clearhead.model.layers import at_least_float, linear
 from clearhead.model.transformer import EncoderDecoder
 
 EXPANSION = 2  # how many times wider a convolution block is inside
@@ -125,7 +125,7 @@ class SpeechModel(EncoderDecoder):
     ) -> Float[Tensor, "batch positions vocabulary"]:
         """The log-probability of every label at every position, in float32 at least."""
         scores: Tensor = self.to_ctc(context)
-        return (scores if scores.dtype == torch.float64 else scores.float()).log_softmax(-1)
+        return at_least_float(scores).log_softmax(-1)
 
 
 def clear_padding(

@@ -202,12 +202,9 @@ def _describe(problem: Any, kind: type[BaseModel]) -> str:
 
 
 def _key(problem: Any) -> str:
-    return ".".join(str(step) for step in problem["loc"] if not _is_type(step))
-
-
-def _is_type(step: Any) -> bool:
-    """Whether a step of pydantic's path names a member of a union, which the user has never written."""
-    return isinstance(step, str) and (step in ("str", "int", "float", "bool") or "[" in step)
+    """Where the problem is; pydantic's path also names members of unions, which the user has never written."""
+    steps = map(str, problem["loc"])
+    return ".".join(step for step in steps if step not in ("str", "int", "float", "bool") and "[" not in step)
 
 
 def _fields(kind: type[BaseModel], sections: Sequence[Any]) -> list[str]:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from clearhead.errors import DataError
 from clearhead.model import Decoder
+from clearhead.model.layers import at_least_float
 from clearhead.tasks.answerer import Prediction, Scores
 from clearhead.tasks.losses import UNCOUNTED, check_finite
 from clearhead.text.batches import pad_sequences, token_batches
@@ -71,8 +72,7 @@ def score_documents(
         wanted = [_wanted_tokens(window, documents[window.document]) for window in batch]
         (tokens, _), (labels, _) = pad_sequences(reads, pad, device), pad_sequences(wanted, UNCOUNTED, device)
         # Pads come last, so causality hides them from every token.
-        logits = model.logits(model(tokens))
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = at_least_float(model.logits(model(tokens)))
         losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=UNCOUNTED, reduction="none")
         numbers = torch.tensor([window.document for window in batch], device=device)
         sums.index_add_(0, numbers, losses.double().view(labels.shape).sum(1))

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clearhead.model.layers import at_least_float
 from clearhead.tasks.tagging.schemes import Legality, Span, legal_sequences, read_tags, write_tags
 from clearhead.text.batches import token_batches
 
@@ -101,7 +102,7 @@ def log_partition(
     emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps
 ) -> Float[Tensor, " batch"]:
     """The logarithm of the sum of exp(score) over all sequences, in at least float32."""
-    emissions = _widen(emissions)
+    emissions = at_least_float(emissions)
     message = steps.first + emissions[:, 0]
     for word in range(1, emissions.shape[1]):
         reached = (message[:, :, None] + steps.between).logsumexp(1) + emissions[:, word]
@@ -116,7 +117,7 @@ def sequence_scores(
     steps: Steps,
 ) -> Float[Tensor, " batch"]:
     """The score of one sequence of tags for each sample; `tags` in the padding do not matter, but must be tags."""
-    emissions = _widen(emissions)
+    emissions = at_least_float(emissions)
     real = torch.arange(tags.shape[1], device=tags.device) < lengths[:, None]
     words = emissions.gather(2, tags[:, :, None])[:, :, 0].masked_fill(~real, 0.0).sum(1)
     # gather, for the gradient of an index is slow, and CUDA graphs may not record it
@@ -124,11 +125,6 @@ def sequence_scores(
     moves = steps.between.flatten().gather(0, pairs.flatten()).view(pairs.shape).masked_fill(~real[:, 1:], 0.0).sum(1)
     ends = tags.gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
     return words + moves + steps.first.gather(0, tags[:, 0]) + steps.last.gather(0, ends)
-
-
-def _widen(emissions: Tensor) -> Tensor:
-    """In float32 if they come in half precision: sums of many of them need it."""
-    return emissions if emissions.dtype in (torch.float32, torch.float64) else emissions.float()
 
 
 def _bounded(emissions: Tensor) -> Tensor:
