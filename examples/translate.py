@@ -149,7 +149,7 @@ def look(translator: Predictor, folder: Path) -> bool:
     note = f"A row is the moment after a word was written: {summary}"
     draw_heads(weights, reads, writes, heads, title=f"{sentence}  →  {answer}", note=note, framed=(layer, head))
     title = f"{name.capitalize()} has learned which word stands for which"
-    figures.save(figures.lines(weights[layer, head], keys=reads, queries=writes, title=title), best)
+    figures.save(figures.alignment(weights[layer, head], keys=reads, queries=writes, title=title), best)
     print(f"   {heads} shows all of them. After a word was written,\n   {summary}\n")
     print(f"   {best} shows {name}, which gives {share:.0%} of its attention to the right word.")
     print("   Nobody told it which one that is.\n")

@@ -1,28 +1,21 @@
-"""Lines between tokens, on the page and as a figure: every weight has the line that it should have, and no other."""
+"""Lines between tokens on the page: every weight has the line that it should have, and no other."""
 
 from __future__ import annotations
 
 import json
-import re
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch
 
 from clearhead import Mask
-from clearhead.errors import ShapeError
-from clearhead.explore import Scene, figures, from_weights, open_record, write_page
-from clearhead.explore.figures import attention_lines, figure_set, style
-from clearhead.explore.page_file import PAGE, render_page
-from tests.explore import media_records, records
+from clearhead.explore import Scene, from_weights, open_record, write_page
+from clearhead.explore.page_file import render_page
+from tests.explore import records
 from tests.explore.browser import Watched
 from tests.explore.test_page import saved
 
-LEAST = attention_lines.LEAST_WEIGHT
+LEAST = 0.02  # smaller weights have no line
 UNDER_POINTER = """() => {
   const line = [...document.querySelectorAll(".all-lines path")].at(-1);
   const at = line.getPointAtLength(line.getTotalLength() / 2).matrixTransform(line.getScreenCTM());
@@ -32,71 +25,9 @@ UNDER_POINTER = """() => {
 ODD_TOKENS = ["人工", "智能", "שלום", "🙂", "a" * 200, "<b>", "$5", "", "\u200f", "end"]
 
 
-def drawn(figure: Figure) -> dict[tuple[int, int], PathPatch]:
-    """The lines of a figure by query and key."""
-    patches = [patch for axes in figure.axes for patch in axes.patches if isinstance(patch, PathPatch)]
-    return {tuple(int(part) for part in patch.get_gid().split("-")[1:]): patch for patch in patches}
-
-
 def expected(weights: torch.Tensor) -> dict[tuple[int, int], float]:
     """The weights that have a line."""
     return {(q, k): weights[q, k].item() for q, k in (weights >= LEAST).nonzero().tolist()}
-
-
-def test_a_figure_has_a_line_as_thick_as_each_weight():
-    record = records.drawn(13, heads=3, mask=Mask.causal())
-    weights = records.weights_of(record["encoder.0.self"]).double()
-    for head, wanted in ((1, weights[1]), ([0, 2], weights[[0, 2]].mean(0)), (None, weights.mean(0))):
-        lines, known = drawn(figures.lines(record["encoder.0.self"], head)), expected(wanted)
-        assert set(lines) == set(known)
-        assert not any(k > q for q, k in lines)  # hidden
-        thick = np.array([lines[cell].get_linewidth() for cell in known])
-        shares = thick / np.array(list(known.values()))
-        assert np.allclose(shares[thick > 0.5], shares[thick.argmax()], rtol=1e-4)
-    notes = figures.lines(record["encoder.0.self"], [0, 2]).get_supxlabel()
-    assert "weights below 0.02" in notes.replace("\n", " ")
-
-
-def test_a_figure_takes_any_tokens_and_says_why_it_cannot_be_drawn():
-    weights = torch.eye(10) * 0.7 + 0.03
-    weights[3] = torch.nan
-    for theme in ("light", "dark"):
-        with figures.theme(theme):
-            figure = figures.lines(weights, keys=ODD_TOKENS)
-    assert len(drawn(figure)) == 90
-    figure.canvas.draw()
-    assert "not finite" in figure.get_supxlabel().replace("\n", " ")
-    assert len(drawn(figures.lines(torch.full((64, 3), 1 / 3), queries=ODD_TOKENS * 7))) == 192
-    with pytest.raises(ShapeError, match="at most 64 tokens a side, got 65 queries × 3 keys"):
-        figures.lines(torch.full((65, 3), 1 / 3))
-    with pytest.raises(ShapeError, match="no heads"):
-        figures.lines(torch.rand(2, 5, 5), [])
-
-
-def test_broad_heads_have_thin_lines():
-    thick = [line.get_linewidth() for line in drawn(figures.lines(torch.full((5, 20), 0.05))).values()]
-    assert max(thick) <= attention_lines.THICKEST / 4 + 1e-6
-
-
-def test_a_set_of_figures_has_lines_of_short_texts_only():
-    def names(record, heads=()) -> list[str]:
-        return [one.name for one in figure_set.list_record_figures(record, heads) if one.name.startswith("lines-")]
-
-    assert names(records.translator(11, 7))[0].startswith("lines-decoder.")
-    assert names(records.translator(11, 7), ["encoder.1.self:2"]) == ["lines-encoder.1.self-2"]
-    assert names(records.drawn(64, heads=1)) == ["lines-encoder.0.self-0"]
-    assert names(records.drawn(65, heads=1)) == []
-    assert names(media_records.captioned()) == []
-
-
-def test_page_and_figures_draw_lines_in_the_same_colours():
-    found = re.search(r"LINE_COLOURS = (\[.*?\]);", (PAGE / "draw" / "colours.js").read_text(encoding="utf-8"), re.S)
-    assert json.loads(re.sub(r",\s*\]", "]", found[1])) == [list(colours) for colours in style.LINE_COLOURS]
-    first, *_, last = drawn(figures.lines(torch.eye(4))).values()
-    assert (to_hex(first.get_edgecolor()), to_hex(last.get_edgecolor())) == ("#4263eb", "#a61e4d")
-
-
-# The page
 
 
 def on_page(watched: Watched, colour: str | None = None) -> dict[tuple[int, int], float]:

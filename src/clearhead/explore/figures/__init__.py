@@ -1,7 +1,6 @@
 """Figures of attention as PNG, SVG or PDF, drawn with matplotlib from recorded attention or plain tensors."""
 
 from clearhead.explore.figures.atlas import head_atlas
-from clearhead.explore.figures.attention_lines import lines
 from clearhead.explore.figures.confusion import confusion_matrix
 from clearhead.explore.figures.heatmaps import alignment, head_grid, head_map
 from clearhead.explore.figures.lesson_figures import Cost, cost, measure_costs, positional_encodings, saturation
@@ -16,7 +15,6 @@ __all__ = [
     "head_atlas",
     "head_grid",
     "head_map",
-    "lines",
     "measure_costs",
     "positional_encodings",
     "saturation",

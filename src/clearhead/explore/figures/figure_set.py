@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from clearhead.errors import ConfigError
 from clearhead.explore.figures.atlas import find_roles, head_atlas
-from clearhead.explore.figures.attention_lines import has_lines, lines
 from clearhead.explore.figures.heatmaps import alignment, head_grid, head_map
 from clearhead.explore.figures.label_text import make_drawable
 from clearhead.explore.figures.lesson_figures import cost, positional_encodings, saturation
@@ -107,7 +106,6 @@ class _CallFigures:
     def plan(self) -> Iterator[PlannedFigure]:
         forward, crossing = self.forward, self.crossing
         yield from self._plan_alignments() if self.media is None else self._plan_media()
-        yield from self._plan_lines()
         for head in self.wanted or [head for kind, head in self.best.items() if kind not in crossing]:
             file, large = f"head-{head.name}-{head.number}", self._plan_head(head_map, head)
             yield PlannedFigure(file, f"{head}: the weights of each token", large)
@@ -124,14 +122,6 @@ class _CallFigures:
             head = self.best[kind]
             description = f"{head}: the source token with the largest weight for each target token"
             yield PlannedFigure("alignment", description, self._plan_head(alignment, head))
-
-    def _plan_lines(self) -> Iterator[PlannedFigure]:
-        """Lines of the wanted heads, or of the best cross-attention or else self-attention, where texts are short."""
-        for head in self.wanted or [self.best[kind] for kind in self.crossing or self.kinds]:
-            sight = self.forward[head.name]
-            if has_lines(sight) and not (self.media is not None and sight.cross):
-                file, draw = f"lines-{head.name}-{head.number}", self._plan_head(lines, head)
-                yield PlannedFigure(file, f"{head}: lines between tokens, as thick as the weights", draw)
 
     def _plan_media(self) -> Iterator[PlannedFigure]:
         """What each word looks at in a picture or sound: in the wanted heads or the best."""

@@ -55,7 +55,7 @@ def head_map(
     cross-attention, else by the one read.
     """
     cells = make_grid(source, head, sample=sample, queries=queries, keys=keys)
-    words = ("key: is looked at", f"query: {describe_rows(source) or 'looks'}")
+    words = ("key: is looked at", f"query: {_describe_rows(source) or 'looks'}")
     return _draw_single(cells, weight_grid.describe_heads(source, head) if title is None else title, words)
 
 
@@ -75,14 +75,14 @@ def alignment(
     """
     named_by = _choose_row_naming(source, head, sample) if isinstance(source, Sight) and queries is None else None
     cells = make_grid(source, head, sample=sample, queries=queries, keys=keys, named_by=named_by)
-    rows = describe_rows(source, named_by) if queries is None else ""
+    rows = _describe_rows(source, named_by) if queries is None else ""
     side = f"target: {rows}" if rows else "target"
     return _draw_single(
         cells, weight_grid.describe_heads(source, head) if title is None else title, ("source", side), framed=True
     )
 
 
-def describe_rows(source: Source, named_by: str | None = None) -> str:
+def _describe_rows(source: Source, named_by: str | None = None) -> str:
     """Whether rows are named by tokens written or read, in words; "" if there is no choice."""
     if not isinstance(source, Sight):
         return ""

@@ -30,13 +30,6 @@ MIN_WIDTH = 4.2  # inches
 CAVEAT = "Where a head looks is not why the model answers."
 
 
-# Hues of lines from the first key to the last, on light and dark ground; LINE_COLOURS of colours.js is the same.
-LINE_COLOURS = (
-    ("#4263eb", "#1098ad", "#37b24d", "#f59f00", "#e8590c", "#a61e4d"),
-    ("#7d9bff", "#3cc4d6", "#6bd47f", "#ffc14d", "#ff8f57", "#f07ba6"),
-)
-
-
 class Theme(NamedTuple):
     """Colours of a figure; scales differ in lightness."""
 
@@ -47,7 +40,6 @@ class Theme(NamedTuple):
     highlight: str  # frames
     sequential: Colormap  # from 0 to the largest weight
     diverging: Colormap  # around 0
-    line_hues: Colormap  # lines between tokens, from the first key to the last
     dark: bool = False
 
 
@@ -63,7 +55,6 @@ LIGHT = Theme(
     highlight="#0b5cad",
     sequential=_make_colormap("#fbf8f5", "#f5dfd3", "#e8b297", "#d27a50", "#aa441d", "#6b2109"),
     diverging=_make_colormap("#0b3c7d", "#5b93c9", "#f7f7f5", "#dd8452", "#7a2408"),
-    line_hues=_make_colormap(*LINE_COLOURS[0]),
 )
 DARK = Theme(
     background="#15181f",
@@ -73,7 +64,6 @@ DARK = Theme(
     highlight="#7cc0ff",
     sequential=_make_colormap("#1d2129", "#43302c", "#84452b", "#c8683a", "#f0a878", "#ffecdd"),
     diverging=_make_colormap("#9fd0ff", "#3f7cb8", "#20242c", "#c8683a", "#ffd9bd"),
-    line_hues=_make_colormap(*LINE_COLOURS[1]),
     dark=True,
 )
 THEMES = {"light": LIGHT, "dark": DARK}

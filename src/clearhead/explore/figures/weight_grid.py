@@ -95,14 +95,9 @@ def list_heads(source: Source) -> list[int]:
     return list(range(source.shape[-3])) if source.ndim > 2 else [0]
 
 
-def describe_heads(source: Source, head: int | Sequence[int] | None) -> str:
-    """A title: the name of the attention, and the head or heads that are drawn; "" for a tensor without heads."""
-    if head is None:
-        heads = "mean of all heads"
-    elif isinstance(head, int):
-        heads = f"head {head}"
-    else:
-        heads = f"mean of heads {', '.join(map(str, head))}" if len(head) > 1 else f"head {head[0]}"
+def describe_heads(source: Source, head: int | None) -> str:
+    """A title: the name of the attention, and the head that is drawn; "" for a tensor without heads."""
+    heads = "mean of all heads" if head is None else f"head {head}"
     if isinstance(source, Sight):
         return f"{source.name}, {heads}"
     return heads.capitalize() if source.ndim > 2 else ""

@@ -32,7 +32,7 @@ export const ROLE_COLOURS = {
   "no numbers": ["#5b2a86", "#7fd6ff"],
 };
 
-// Hues of lines from the first key to the last, on light and dark ground; as in figures/style.py (a test compares).
+// Hues of lines from the first key to the last, on light and dark ground.
 const LINE_COLOURS = [
   ["#4263eb", "#1098ad", "#37b24d", "#f59f00", "#e8590c", "#a61e4d"],
   ["#7d9bff", "#3cc4d6", "#6bd47f", "#ffc14d", "#ff8f57", "#f07ba6"],
