@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention
-from clearhead.errors import ConfigError
 from clearhead.model.layers import FeedForward
 
 # Modules whose linear layers can be adapted.
@@ -85,8 +84,6 @@ def add_adapters(
     `on` says of which modules: "attention", "feedforward" or both. What the adapters add is scaled by alpha / rank.
     With `only`, just layers whose weight has one of these names are adapted. Returns the names of the adapted layers.
     """
-    if unknown := [name for name in on if name not in PARTS]:
-        raise ConfigError(f"adapters can be on {' and '.join(PARTS)}, not on {unknown[0]!r}")
     kinds = tuple(PARTS[name] for name in on)
     model.requires_grad_(False)
     adapted = []

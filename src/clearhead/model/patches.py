@@ -12,6 +12,7 @@ from clearhead.errors import ConfigError, ShapeError
 from clearhead.model.config import ModelConfig, Patches
 from clearhead.model.transformer import EncoderDecoder
 
+CHANNELS = 3  # red, green, blue
 GROUP = 8  # features of a group norm's group
 
 
@@ -22,12 +23,12 @@ class ConvolutionStem(nn.Module):
     residual ones where `patches.convolutions` is more than 1. Group norms keep pictures of a batch independent.
     """
 
-    def __init__(self, patches: Patches, width: int, channels: int) -> None:
+    def __init__(self, patches: Patches, width: int) -> None:
         super().__init__()
         halvings = patches.size.bit_length() - 1
         sizes = [max(GROUP, (width >> left) // GROUP * GROUP) for left in reversed(range(halvings))]
-        self.features = sizes[-1] if sizes else channels
-        blocks = list[nn.Module]()
+        self.features = sizes[-1] if sizes else CHANNELS
+        blocks, channels = list[nn.Module](), CHANNELS
         for size in sizes:
             blocks.append(ConvolutionBlock(channels, size, stride=2))
             blocks += [ConvolutionBlock(size, size) for _ in range(patches.convolutions - 1)]
@@ -79,15 +80,15 @@ class PatchEmbedding(nn.Module):
     (torch.Size([5, 6, 128]), torch.Size([5, 6, 128]))
     """
 
-    def __init__(self, config: ModelConfig, channels: int = 3) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         patches = config.patches
         if patches is None:
             raise ConfigError("a PatchEmbedding needs patches in its ModelConfig")
         self.size, self.rows, self.columns = patches.size, patches.rows, patches.columns
-        self.channels, self.scaled = channels, config.scale_embeddings
-        self.convolutions = ConvolutionStem(patches, config.width, channels) if patches.convolutions else None
-        features = channels * self.size**2 if self.convolutions is None else self.convolutions.features
+        self.scaled = config.scale_embeddings
+        self.convolutions = ConvolutionStem(patches, config.width) if patches.convolutions else None
+        features = CHANNELS * self.size**2 if self.convolutions is None else self.convolutions.features
         self.projection = nn.Linear(features, config.width)
         learned = patches.positions == "learned"
         self.row_positions = nn.Embedding(self.rows, config.width) if learned else None
@@ -107,7 +108,7 @@ class PatchEmbedding(nn.Module):
     def forward(
         self, pictures: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch patches model_width"]:
-        wanted = (self.channels, self.rows * self.size, self.columns * self.size)
+        wanted = (CHANNELS, self.rows * self.size, self.columns * self.size)
         if pictures.ndim != 4 or pictures.shape[1:] != wanted:
             raise ShapeError(
                 f"pictures must be (batch, {', '.join(map(str, wanted))}), got {tuple(pictures.shape)}; "

@@ -194,7 +194,7 @@ class Checkpoints:
             self._remove_old(best)
         self.processes.wait()
 
-    def load(self, step: int, tensors: dict[str, Tensor] | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def load(self, step: int, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The tensors and the position of a checkpoint, after checking every byte of it.
 
         Sharded checkpoints are read into `tensors`, which have the current sharding.
@@ -252,13 +252,9 @@ class Checkpoints:
                 (fresh / "state.json").write_text(state, encoding="utf-8")
             parts.rmdir()
 
-    def _load_shards(self, path: Path, tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    def _load_shards(self, path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        if tensors is None:
-            raise CheckpointError(
-                f"{path} was written by several processes (train.shard); resume it with torchrun and as many processes"
-            )
         load(tensors, storage_reader=HuggingFaceStorageReader(path=str(path)))
         return tensors
