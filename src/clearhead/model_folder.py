@@ -200,12 +200,10 @@ def _find_model(path: Path) -> Path:
         raise CheckpointError(f"{path} is a file; a model is a folder")
     for folder in (path, path / "model"):
         restore_replaced(folder)
-    if not path.is_dir():
-        raise CheckpointError(f"there is no {path}")
     folder = enter_run(path)
     if (folder / CONFIG).exists():
         return folder
-    names = sorted(child.name for child in path.iterdir())
+    names = sorted(child.name for child in path.iterdir()) if path.is_dir() else []
     if not {"checkpoints", "report.txt"}.isdisjoint(names):
         raise CheckpointError(
             f"{path} is a training run that has not finished; repeat the clearhead train command that began the run, "
