@@ -19,6 +19,7 @@ from torch import Tensor
 
 import clearhead.shipped as shipped
 from clearhead.errors import CheckpointError, ConfigError
+from clearhead.model import Model
 from clearhead.model.huggingface import from_huggingface
 from clearhead.model.lora import merge_tensors
 from clearhead.model.weight_storage import unpack_weights
@@ -123,14 +124,15 @@ def read_merged(
     """
     base_folder = adapter.find_base(folder, base)
     foreign = "model_type" in read_json(base_folder / CONFIG)
-    tensors = _read_huggingface(base_folder) if foreign else read_own(base_folder)
+    tensors = read_huggingface(base_folder).state_dict() if foreign else read_own(base_folder)
     return merge_tensors(tensors, unpack_weights(load_file(folder / ADAPTER)), adapter.scale)
 
 
-def _read_huggingface(base: Path) -> Tensors:
+def read_huggingface(folder: Path) -> Model:
+    """A Hugging Face checkpoint in float32, without warnings about heads of other tasks: training says what it took."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # about heads of other tasks: training has said so
-        return dict(from_huggingface(base).float().state_dict())
+        warnings.simplefilter("ignore", UserWarning)
+        return from_huggingface(folder).float()
 
 
 def _weight_files(base: Path) -> list[str]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import clearhead.shipped as shipped
-from clearhead.adapter_folder import Adapter, describe_base, enter_run
+from clearhead.adapter_folder import Adapter, describe_base, enter_run, read_huggingface
 from clearhead.errors import CheckpointError, ConfigError
 from clearhead.formatting import print_message
 from clearhead.model import Model
-from clearhead.model.huggingface import from_huggingface
 from clearhead.model.lora import add_adapters, count_adapter_weights
 from clearhead.model_folder import CONFIG, ModelFolder
 from clearhead.storage import atomic_file, check_format, read_json, write_json
@@ -134,9 +132,7 @@ def _find_folder(name: str, base: Path) -> Path:
 
 
 def _read_huggingface(folder: Path) -> Pretrained:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # heads of other tasks are left out: the run says so itself
-        model = from_huggingface(folder).float()
+    model = read_huggingface(folder)
     names = read_json(folder / CONFIG).get("id2label")
     labels = tuple(map(str, names.values())) if isinstance(names, dict) and model.config.labels is not None else ()
     return Pretrained(folder, model.config, Tokenizer.from_huggingface(folder), model.state_dict(), labels)
