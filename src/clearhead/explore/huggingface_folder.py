@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.errors import CheckpointError, DataError, LensError, PackageError
+from clearhead.errors import CheckpointError, DataError, LensError, import_extra
 from clearhead.explore.live_model import LiveModel, count_positions
 from clearhead.lens.record.token_labels import make_namer
 from clearhead.model.devices import resolve_device
@@ -24,21 +24,16 @@ MAX_NEW_TOKENS = 64  # that an encoder-decoder writes by default
 
 def load_huggingface_folder(path: Path, *, device: str = "auto", **options: Any) -> LiveModel:
     """The model of the class that its config names, and its tokenizer; code in the folder is not run."""
-    try:
-        import transformers
-    except ModuleNotFoundError:
-        raise PackageError(
-            'a Hugging Face folder needs the package transformers; pip install "clearhead[hf]"'
-        ) from None
+    transformers = import_extra("transformers", "a Hugging Face folder", "hf")
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    bars: Any = transformers.utils.logging
+    bars = transformers.utils.logging
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(path, **local)
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **local)
         names = [name for name in config.architectures or () if hasattr(transformers, name)]
-        kind: Any = getattr(transformers, names[0]) if names else transformers.AutoModel
+        kind = getattr(transformers, names[0]) if names else transformers.AutoModel
         model = kind.from_pretrained(path, local_files_only=True).to(resolve_device(device)).eval()
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise CheckpointError(f"{path} cannot be read as a Hugging Face model: {_first_line(error)}") from error
