@@ -161,14 +161,14 @@ class Scene:
 
     def _attention_json(self, name: str, pixels: int) -> AttentionJson:
         attention, (queries, keys) = self.maps[name], self._name_axes(name)
-        part, layer = _split_name(name)
+        kind, layer = split_name(name)
         heads: list[HeadJson] = [{**head, "exact": attention.exact} for head in self.heads[name]]
         if (effects := (self.about.effects or {}).get(name)) is not None:
             heads = [{**head, "effect": round_for_json(effects[head["number"]])} for head in heads]
         return {
             "name": name,
-            "part": part,
-            "layer": layer,
+            "part": kind.split()[0],
+            "layer": layer or 0,
             "kind": "cross" if attention.sight.cross else "self",
             "queries": queries,
             "keys": keys,
@@ -258,12 +258,14 @@ def finite_or_none(number: float | None, digits: int | None = None) -> float | N
     return number if digits is None else round(number, digits)
 
 
-def _split_name(name: str) -> tuple[str, int]:
-    """The part of the model and the layer that a name begins with.
+def split_name(name: str) -> tuple[str, int | None]:
+    """The kind of an attention and its layer, None if its name has no number.
 
-    >>> _split_name("decoder.3.cross")
-    ('decoder', 3)
+    >>> split_name("decoder.3.cross"), split_name("encoder.0.self#2"), split_name("mixer")
+    (('decoder cross', 3), ('encoder self #2', 0), ('mixer', None))
     """
-    pieces = name.split("#")[0].split(".")
-    numbers = [int(piece) for piece in pieces if re.fullmatch(r"\d+", piece)]
-    return pieces[0], numbers[0] if numbers else 0
+    match = re.fullmatch(r"(.*?)\.?(\d+)\.?([^#]*)(#\d+)?", name)
+    if not match:
+        return name, None
+    parts = (part.replace(".", " ") for part in (match[1], match[3], match[4] or ""))
+    return " ".join(part for part in parts if part) or "attention", int(match[2])

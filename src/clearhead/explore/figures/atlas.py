@@ -17,8 +17,9 @@ from torch import Tensor
 
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.explore.figures import style
-from clearhead.explore.figures.weight_grid import get_call, get_key_texts, group_by_kind, split_name
+from clearhead.explore.figures.weight_grid import get_call, get_key_texts, group_by_kind
 from clearhead.explore.head_summaries import BROKEN, ROLE_COLOURS, summarise_heads
+from clearhead.explore.scene import split_name
 from clearhead.explore.token_axis import Axis
 from clearhead.formatting import suggest_name
 from clearhead.lens import Forward, Record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.errors import RecordError, ShapeError
+from clearhead.explore.scene import split_name
 from clearhead.explore.token_axis import display_tokens, is_punctuation
 from clearhead.lens import Forward, Record, Sight
 from clearhead.lens.measures.definition import choose_blocks, sum_blocks
@@ -153,19 +153,6 @@ def _cut_texts(texts: Texts, count: int, what: str) -> Texts:
 def _check_number(number: int, count: int, what: str) -> None:
     if not 0 <= number < count:
         raise ShapeError(f"there are {count} {what}, numbered from 0; there is no {number!r}")
-
-
-def split_name(name: str) -> tuple[str, int | None]:
-    """The kind of an attention and its layer, None if its name has no number.
-
-    >>> split_name("decoder.3.cross"), split_name("encoder.0.self#2"), split_name("mixer")
-    (('decoder cross', 3), ('encoder self #2', 0), ('mixer', None))
-    """
-    match = re.fullmatch(r"(.*?)\.?(\d+)\.?([^#]*)(#\d+)?", name)
-    if not match:
-        return name, None
-    parts = (part.replace(".", " ") for part in (match[1], match[3], match[4] or ""))
-    return " ".join(part for part in parts if part) or "attention", int(match[2])
 
 
 def group_by_kind(names: Iterable[str]) -> dict[str, list[str]]:
