@@ -92,7 +92,7 @@ def test_the_notice_names_licence_and_source():
 
 
 def test_the_font_is_what_its_readme_says():
-    font = shipped.font()
+    font = shipped.FONT
     assert font.stat().st_size < 1_500_000
     assert hashlib.sha256(font.read_bytes()).hexdigest() in (font.parent / "README.md").read_text(encoding="utf-8")
     assert "Droid Sans Fallback" in (ROOT / "NOTICE").read_text()
@@ -101,7 +101,7 @@ def test_the_font_is_what_its_readme_says():
 def test_the_font_has_every_chinese_character_of_the_corpora_and_of_gb2312():
     from matplotlib.ft2font import FT2Font
 
-    font = FT2Font(shipped.font())
+    font = FT2Font(shipped.FONT)
     assert font.family_name == "Clearhead CJK"
     has = font.get_charmap()
     two_bytes = (bytes((row, cell)) for row in range(0xB0, 0xF8) for cell in range(0xA1, 0xFF))

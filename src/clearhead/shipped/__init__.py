@@ -9,7 +9,7 @@ from clearhead.formatting import suggest_name
 
 HERE = Path(__file__).parent
 CORPORA, RECIPES, MODELS = HERE / "corpora", HERE / "recipes", HERE / "models"
-FONT = HERE / "fonts" / "clearhead-cjk.ttf"
+FONT = HERE / "fonts" / "clearhead-cjk.ttf"  # has Chinese characters; its family is `Clearhead CJK`
 TABLE, TEXT, RECIPE = ".tsv.gz", ".txt.gz", ".toml"
 
 
@@ -42,8 +42,3 @@ def recipe(name: str) -> Path | None:
 def model(name: str) -> Path | None:
     """The folder of a trained model; None if there is none of this name."""
     return MODELS / name if name in models() else None
-
-
-def font() -> Path:
-    """A font with Chinese characters, so that figures show them on every machine; its family is `Clearhead CJK`."""
-    return FONT

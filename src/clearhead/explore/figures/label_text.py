@@ -32,7 +32,7 @@ EMPTY, SPACE, GLUED, HOLDER, CUT = "∅", "␣", "·", "◌", "…"
 def list_families() -> tuple[str, ...]:
     """Font families in the order of lookup: Latin, Chinese of this machine, the shipped one, other scripts."""
     if SHIPPED not in fontManager.get_font_names():
-        fontManager.addfont(shipped.font())
+        fontManager.addfont(shipped.FONT)
     installed = set(fontManager.get_font_names())
     chinese = [name for name in CHINESE if name in installed and _is_chinese(name)][:1]
     return (LATIN, *chinese, SHIPPED, *(name for name in OTHERS if name in installed))
