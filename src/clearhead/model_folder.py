@@ -178,11 +178,9 @@ class ModelFolder:
 
 def merge(path: str | Path, out: str | Path, *, base: str | Path | None = None) -> None:
     """Writes the model of an adapter folder as a whole model, complete in itself, with its scores and its card."""
-    folder, out = ModelFolder.open(path), Path(out)
+    folder = ModelFolder.open(path)
     if folder.adapter is None:
         raise ConfigError(f"{folder.path} is a whole model already; only adapters are merged")
-    if out.exists():
-        raise ConfigError(f"{out} exists already; choose another folder")
     processor = folder.processor()
     model = folder.model(processor=processor, base=base)
     card, recipe = ((folder.path / name).read_text(encoding="utf-8") for name in (CARD, RECIPE))

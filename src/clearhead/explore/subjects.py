@@ -16,7 +16,7 @@ from clearhead.errors import ConfigError
 from clearhead.explore import Scene
 from clearhead.explore.huggingface_folder import load_huggingface_folder
 from clearhead.explore.live_model import MAX_SECONDS, LiveModel
-from clearhead.explore.page_file import check_page_path, count_heads, select_other_views, write_scenes
+from clearhead.explore.page_file import count_heads, select_other_views, write_scenes
 from clearhead.explore.scene import list_views
 from clearhead.formatting import parse_whole_number
 from clearhead.lens.record.attention_record import Record
@@ -78,7 +78,6 @@ def write_subject(
     If the model is loaded, the file also contains the effect of each head on the loss and, with `without`, the answer
     of the model without each head.
     """
-    check_page_path(out)
     parts = len(list_views(subject.record))
     if part is not None and part > parts:
         raise ConfigError(f"--part {part}: there is no such part; there are {parts}")

@@ -48,7 +48,6 @@ def write_figures(
 
     Figures of an earlier call are replaced; any other file of such a name is refused before anything is drawn.
     """
-    check_figure_folder(folder, kind)
     paths = [Path(folder) / f"{figure.name}.{kind}" for figure in planned]
     for path in paths:
         if path.is_file() and path.stat().st_size and not is_our_figure(path):
