@@ -133,7 +133,7 @@ def select_other_views(scene: Scene, limits: Limits = FILE_LIMITS) -> list[Scene
     for view in range(len(scene.views)):
         if view == scene.view:
             continue
-        other = scene.with_view(view)
+        other = Scene(scene.record, view, title=scene.title, axes=scene.user_axes, takes=scene.takes)
         room -= _count_weights(other)
         if room < 0 or len(others) + 1 == MAX_VIEWS:
             break

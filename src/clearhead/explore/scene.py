@@ -53,9 +53,6 @@ class Scene:
         self.title = title or self.about.model or "attention"
         self.user_axes = dict(axes or {})
 
-    def with_view(self, view: int) -> Scene:
-        return Scene(self.record, view, title=self.title, axes=self.user_axes, takes=self.takes)
-
     @cached_property
     def media(self) -> PictureInput | SoundInput | None:
         """The picture or sound that the model has read."""

@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 
 from clearhead.errors import ShapeError
 from clearhead.explore.figures import style, weight_grid
-from clearhead.explore.figures.label_text import make_axis_labels, measure_width, stack_characters
+from clearhead.explore.figures.label_text import make_labels, measure_width, stack_characters
 from clearhead.explore.figures.weight_grid import Source, Texts, WeightGrid, make_grid
 from clearhead.lens import Sight
 
@@ -115,7 +115,8 @@ def head_grid(
     captions: Mapping[int, str] | None = None,
 ) -> Figure:
     """Heat maps of all heads of one attention on one colour scale; `captions` are added to their titles."""
-    numbers, captions = weight_grid.list_heads(source), captions or {}
+    captions = captions or {}
+    numbers = source.heads if isinstance(source, Sight) else range(source.shape[-3] if source.ndim > 2 else 1)
     if not numbers:
         raise ShapeError("there are no heads to draw")
     grids = [make_grid(source, head, sample=sample, queries=queries, keys=keys, most=PANEL_CELLS) for head in numbers]
@@ -267,8 +268,9 @@ def _label_queries(axis: weight_grid.GridAxis, pitch: float) -> _Labels:
     """A label for each token if there is room, else some positions; `pitch` is the size of a cell in inches."""
     count = len(axis.positions)
     if _has_all_labels(axis, pitch):
-        cells, words = [float(cell) for cell in range(count)], make_axis_labels(axis.texts, axis.positions)
-        return _Labels(cells, words, [False] * count, min(style.TEXT, 72 * pitch * 0.74))
+        words = list(map(str, axis.positions)) if axis.texts is None else make_labels(axis.texts)
+        cells, points = [float(cell) for cell in range(count)], min(style.TEXT, 72 * pitch * 0.74)
+        return _Labels(cells, words, [False] * count, points)
     step = _round_step(count * POSITION_PITCH / max(pitch * axis.cells, POSITION_PITCH))
     tokens = range(0, count, step)
     cells = [(token + 0.5) / axis.block - 0.5 for token in tokens]

@@ -79,11 +79,6 @@ def make_labels(tokens: Sequence[str | None]) -> list[str]:
     return labels
 
 
-def make_axis_labels(texts: Sequence[str | None] | None, positions: Sequence[int]) -> list[str]:
-    """The labels of tokens, or their positions where the texts are not known."""
-    return [str(position) for position in positions] if texts is None else make_labels(texts)
-
-
 def make_drawable(text: str, widest: int = MAX_WIDTH) -> str:
     """A text that is safe to draw: one line, cut to `widest` letters, code points instead of missing glyphs.
 

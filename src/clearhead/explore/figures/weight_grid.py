@@ -89,12 +89,6 @@ def make_grid(
     )
 
 
-def list_heads(source: Source) -> list[int]:
-    if isinstance(source, Sight):
-        return list(source.heads)
-    return list(range(source.shape[-3])) if source.ndim > 2 else [0]
-
-
 def describe_heads(source: Source, head: int | None) -> str:
     """A title: the name of the attention, and the head that is drawn; "" for a tensor without heads."""
     heads = "mean of all heads" if head is None else f"head {head}"
