@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +16,8 @@ from torch import Tensor
 
 from clearhead.errors import DataError
 from clearhead.images import Augmentation, Preprocessing, convert_image
-from clearhead.images.preprocessing import LARGEST_SIDE, Share
 from clearhead.images.scenes import make_pairs
 from clearhead.model import ModelConfig, Patches, PictureToText
-from clearhead.storage import check_format, read_json, write_json
 from clearhead.tasks.file_inputs import FileInputs
 from clearhead.tasks.media import PictureInput
 from clearhead.tasks.pretrained import Pretrained
@@ -27,11 +25,9 @@ from clearhead.tasks.processor import Columns, Examples, Files, RowCheck
 from clearhead.tasks.sequence_to_sequence.generation import GeneratingProcessor
 from clearhead.tasks.sequence_to_sequence.search import LimitedDecode
 from clearhead.tasks.sequence_to_sequence.text_to_text import Loss, shift_targets
-from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, validate
+from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
 from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch, Ragged
-
-PREPROCESSING, FORMAT = "preprocessing.json", 1
 
 
 class CaptionData(Data):
@@ -46,15 +42,10 @@ class CaptionText(Text):
     vocabulary: int = Field(2000, ge=300)
 
 
-class Picture(Section):
+class Picture(Section, Preprocessing):
     """`[picture]`: the size that pictures are brought to, and the patches that they are cut into."""
 
-    height: int = Field(64, ge=1, le=LARGEST_SIDE)  # pixels
-    width: int = Field(64, ge=1, le=LARGEST_SIDE)
     patch: int = Field(8, ge=1)  # pixels along a patch's side
-    # Pictures of other proportions: "pad" fills with the background, "crop" keeps the middle, "stretch" distorts.
-    resize: Literal["pad", "crop", "stretch"] = "pad"
-    background: list[Share] = Field([1.0, 1.0, 1.0], min_length=3, max_length=3)  # red, green, blue, from 0 to 1
 
     @model_validator(mode="after")
     def _check_grid(self) -> Picture:
@@ -75,6 +66,12 @@ class CaptionRecipe(TaskRecipe):
     augmentation: PictureChanges = PictureChanges()
     loss: Loss = Loss()
     decode: LimitedDecode = LimitedDecode()
+
+
+class CaptionSettings(LimitedDecode):
+    """The settings that a model folder keeps."""
+
+    picture: Preprocessing = Preprocessing()
 
 
 class PictureInputs(FileInputs):
@@ -165,15 +162,13 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
     columns = ("image", "text")
     metric = "chrf"
     inputs: PictureInputs
-    stored_kind = LimitedDecode
-    stored: LimitedDecode
+    stored_kind = CaptionSettings
+    stored: CaptionSettings
 
-    def __init__(
-        self, target: Tokenizer, config: ModelConfig, preprocessing: Preprocessing, stored: LimitedDecode
-    ) -> None:
+    def __init__(self, target: Tokenizer, config: ModelConfig, stored: CaptionSettings) -> None:
         super().__init__(target, config, stored)
-        self.target, self.preprocessing = target, preprocessing
-        self.inputs = PictureInputs(preprocessing)
+        self.target, self.preprocessing = target, stored.picture
+        self.inputs = PictureInputs(stored.picture)
 
     @classmethod
     def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
@@ -184,9 +179,9 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
         texts = [str(row.values[1]) for row in rows]
         target = recipe.text.make_tokenizer(texts, start)
         config = cls.make_config(recipe, start, vocabulary=target.size)
-        preprocessing = Preprocessing(**recipe.picture.model_dump(exclude={"patch"}))
-        stored = LimitedDecode(**recipe.decode.limit_to(target.encode_all(texts), recipe.data.longest))
-        return cls(target, config, preprocessing, stored)
+        picture = Preprocessing(**recipe.picture.model_dump(exclude={"patch"}))
+        decode = recipe.decode.limit_to(target.encode_all(texts), recipe.data.longest)
+        return cls(target, config, CaptionSettings(**decode, picture=picture))
 
     def examples(self, rows: Iterable[Row], report: Report, recipe: CaptionRecipe | None = None) -> CaptionExamples:
         loaded = self.inputs.keep_readable(rows, report)
@@ -226,15 +221,3 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
 
     def build(self) -> PictureToText:
         return PictureToText(self.config)
-
-    def save(self, folder: Path) -> None:
-        super().save(folder)
-        write_json(folder / PREPROCESSING, {"format": FORMAT, **self.preprocessing.model_dump()})
-
-    @classmethod
-    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> CaptionProcessor:
-        path = folder / PREPROCESSING
-        values = read_json(path)
-        check_format(path, values.pop("format", None), FORMAT)
-        preprocessing = validate(Preprocessing, values, str(path))
-        return cls(Tokenizer.load(folder), config, preprocessing, cls.read_settings(folder, settings))
