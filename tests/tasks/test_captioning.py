@@ -125,7 +125,7 @@ def test_a_file_a_pil_image_and_an_array_give_the_same_caption(predictor, tmp_pa
 
 
 def test_a_pil_image_is_taken_like_its_file(predictor, tmp_path):
-    """Blended with the background, turned as its EXIF says, with 16 bits of grey."""
+    """Blended with white, turned as its EXIF says, with 16 bits of grey."""
     chance, exif = np.random.default_rng(4), Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(chance.integers(0, 256, (9, 13, 4), np.uint8)).save(tmp_path / "alpha.png")
@@ -283,8 +283,6 @@ def test_captions_that_are_too_long_are_dropped(predictor):
 def test_a_recipe_with_a_grid_that_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match="height = 12 is no multiple of patch = 5"):
         recipe_of(picture={"height": 12, "width": 20, "patch": 5})
-    with pytest.raises(ConfigError, match=r"picture\.background\.0: should be less than or equal to 1, got 2"):
-        recipe_of(picture={**PICTURE, "background": [2, 0, 0]})
     with pytest.raises(ConfigError, match=r"model\.patch_size: set picture\.patch"):
         recipe_of(model={**SHAPE, "patch_size": 4})
     with pytest.raises(ConfigError, match="patch_size must be a power of two, got 3"):

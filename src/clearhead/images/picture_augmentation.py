@@ -10,8 +10,6 @@ from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from clearhead.images.picture_files import WHITE
-
 GREY = (0.299, 0.587, 0.114)  # shares of red, green and blue in brightness (BT.601)
 DRAWS = 16  # random numbers of each picture, whatever is switched on: more than the changes need today
 
@@ -43,11 +41,10 @@ class Augmentation(BaseModel):
         self,
         pictures: Float[Tensor, "batch 3 height width"],
         generator: torch.Generator,
-        background: tuple[float, float, float] = WHITE,
     ) -> Float[Tensor, "batch 3 height width"]:
         """Changed copies of pictures with values from 0 to 1, before they are normalised.
 
-        What comes in from outside the picture has the colour of the `background`.
+        What comes in from outside the picture is white.
         """
         # float64 on the generator's device, so that the numbers do not depend on where the pictures are
         drawn = torch.rand(len(pictures), DRAWS, generator=generator, device=generator.device, dtype=torch.float64)
@@ -57,12 +54,12 @@ class Augmentation(BaseModel):
             mirrored = amounts[:, 0] < 0
             pictures = torch.where(mirrored[:, None, None, None], pictures.flip(-1), pictures)
         if self.shift or self.zoom or self.rotation:
-            pictures = self._move(pictures, amounts[:, 1:5], background)
+            pictures = self._move(pictures, amounts[:, 1:5])
         if self.brightness or self.contrast or self.saturation:
             pictures = self._jitter(pictures, amounts[:, 5:8])
         return pictures
 
-    def _move(self, pictures: Tensor, amounts: Tensor, background: tuple[float, float, float]) -> Tensor:
+    def _move(self, pictures: Tensor, amounts: Tensor) -> Tensor:
         """Shifts, scales and rotates about the middle, in one bilinear interpolation."""
         height, width = pictures.shape[2:]
         angle = amounts[:, 0] * math.radians(self.rotation)
@@ -73,9 +70,8 @@ class Augmentation(BaseModel):
         rows = [cos, -sin * (height / width), across, sin * (width / height), cos, down]
         transform = torch.stack(rows, dim=1).view(-1, 2, 3)
         grid = F.affine_grid(transform, list(pictures.shape), align_corners=False)
-        colour = pictures.new_tensor(background)[:, None, None]
-        # grid_sample fills with zeros, which stand for the background here
-        moved: Tensor = F.grid_sample(pictures - colour, grid, padding_mode="zeros", align_corners=False) + colour
+        # grid_sample fills with zeros, which stand for white here
+        moved: Tensor = F.grid_sample(pictures - 1, grid, padding_mode="zeros", align_corners=False) + 1
         return moved.clamp_(0, 1)
 
     def _jitter(self, pictures: Tensor, amounts: Tensor) -> Tensor:

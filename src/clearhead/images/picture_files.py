@@ -22,7 +22,6 @@ from clearhead.errors import DataError, import_extra
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-WHITE = (1.0, 1.0, 1.0)
 MOST_PIXELS = 64_000_000  # 8,000 × 8,000: 0.8 GB as float32
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 NAMES = "PNG, JPEG, WebP or GIF"
@@ -47,13 +46,11 @@ DAMAGED = (
 )
 
 
-def read_picture(
-    path: str | Path, *, background: tuple[float, float, float] = WHITE, most_pixels: int = MOST_PIXELS
-) -> Float[Tensor, "3 height width"]:
+def read_picture(path: str | Path, *, most_pixels: int = MOST_PIXELS) -> Float[Tensor, "3 height width"]:
     """Red, green and blue of a picture file, from 0 to 1, upright as its EXIF says.
 
-    Transparent pixels are blended with the `background` (red, green, blue). A picture with more than `most_pixels` is
-    refused before it is decoded. Everything that is wrong with a file is a DataError that begins with its path.
+    Transparent pixels are blended with white. A picture with more than `most_pixels` is refused before it is decoded.
+    Everything that is wrong with a file is a DataError that begins with its path.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -70,7 +67,7 @@ def read_picture(
             warnings.filterwarnings("ignore", module=r"PIL\b")
             image = pillow.open(file, formats=FORMATS)  # reads the header only
             with image:
-                return convert_image(image, str(path), background=background, most_pixels=most_pixels)
+                return convert_image(image, str(path), most_pixels=most_pixels)
     except pillow.DecompressionBombError:
         raise DataError(f"{path} has far more than {most_pixels:,} pixels; make the picture smaller") from None
     except DataError:
@@ -80,9 +77,7 @@ def read_picture(
         raise DataError(f"{path} is no readable {NAMES} file: {reason}") from None
 
 
-def convert_image(
-    image: Image, name: str, *, background: tuple[float, float, float] = WHITE, most_pixels: int = MOST_PIXELS
-) -> Float[Tensor, "3 height width"]:
+def convert_image(image: Image, name: str, *, most_pixels: int = MOST_PIXELS) -> Float[Tensor, "3 height width"]:
     """What `read_picture` gives, of an image that Pillow has opened or made; errors begin with the `name`."""
     width, height = image.size
     if width * height > most_pixels:
@@ -96,7 +91,7 @@ def convert_image(
     except DAMAGED as error:
         raise DataError(f"{name} is a damaged or incomplete {image.format} file ({error})") from None
     try:
-        return _blend(_turn_upright(image), background)
+        return _blend(_turn_upright(image))
     except ValueError as error:  # of an image in memory: there is no way from La to RGBA
         raise DataError(f"{name} has the mode {image.mode}, which Pillow does not convert ({error})") from None
 
@@ -116,7 +111,7 @@ def _turn_upright(image: Image) -> Image:
     return turned
 
 
-def _blend(image: Image, background: tuple[float, float, float]) -> Tensor:
+def _blend(image: Image) -> Tensor:
     transparent = image.info.get("transparency")  # a grey value, a colour, or the alpha of each palette entry
     if image.mode == "I" or image.mode.startswith("I;16"):  # 16-bit grey
         values = np.asarray(image).astype(np.float32)
@@ -132,7 +127,7 @@ def _blend(image: Image, background: tuple[float, float, float]) -> Tensor:
         colour, alpha = _to_channels(image.convert("RGB")), None
     if alpha is None:
         return colour.contiguous()
-    return torch.lerp(torch.tensor(background)[:, None, None], colour, alpha)
+    return torch.lerp(torch.ones(3, 1, 1), colour, alpha)
 
 
 def _to_channels(image: Image) -> Tensor:

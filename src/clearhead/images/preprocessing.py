@@ -1,59 +1,44 @@
-"""Preprocessing: the size, background and normalisation of the pictures that a model takes, stored with the model."""
+"""Preprocessing: the size and normalisation of the pictures that a model takes, stored with the model."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from clearhead.images.picture_files import WHITE, read_picture
+from clearhead.images.picture_files import read_picture
 
 LARGEST_SIDE = 8192  # pixels
-
-
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
 
 
 class Preprocessing(BaseModel):
     """How pictures of any size become those that a model takes; stored in the model folder.
 
-    Normalisation is a step of its own, so that augmentation comes before it.
-
     >>> import torch
-    >>> settings = Preprocessing(height=4, width=4, background=(0.0, 0.0, 0.0))
-    >>> settings.resize_picture(torch.ones(3, 2, 4))[0]
-    tensor([[0., 0., 0., 0.],
-            [1., 1., 1., 1.],
-            [1., 1., 1., 1.],
-            [0., 0., 0., 0.]])
-    >>> settings.normalise(torch.ones(1, 3, 4, 4)).unique()
-    tensor([1.])
+    >>> Preprocessing(height=4, width=4).resize_picture(torch.zeros(3, 2, 4))[0]
+    tensor([[1., 1., 1., 1.],
+            [0., 0., 0., 0.],
+            [0., 0., 0., 0.],
+            [1., 1., 1., 1.]])
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     height: int = Field(64, ge=1, le=LARGEST_SIDE)  # pixels
     width: int = Field(64, ge=1, le=LARGEST_SIDE)
-    # Pictures of other proportions: "pad" fills with the background, "crop" keeps the middle, "stretch" distorts.
-    resize: Literal["pad", "crop", "stretch"] = "pad"
-    background: tuple[Share, Share, Share] = Field(WHITE, strict=False)  # red, green, blue, from 0 to 1
-    mean: tuple[float, float, float] = Field((0.5, 0.5, 0.5), strict=False)  # of each channel
-    std: tuple[Positive, Positive, Positive] = Field((0.5, 0.5, 0.5), strict=False)
+    resize: Literal["pad", "crop"] = "pad"  # of other proportions: "pad" fills with white, "crop" keeps the middle
 
     def read(self, path: str | Path) -> Float[Tensor, "3 height width"]:
         """A picture file at the model's size, from 0 to 1, not yet normalised; DataError if it cannot be read."""
-        return self.resize_picture(read_picture(path, background=self.background))
+        return self.resize_picture(read_picture(path))
 
     def resize_picture(self, picture: Float[Tensor, "3 _ _"]) -> Float[Tensor, "3 height width"]:
         """A picture of any size at the model's size: bilinear, and smoothed before it gets smaller."""
         height, width = picture.shape[1:]
-        if self.resize == "stretch":
-            return _interpolate(picture, self.height, self.width)
         ratios = self.height / height, self.width / width
         if self.resize == "crop":
             return self._cut_middle(picture, max(ratios))
@@ -61,15 +46,10 @@ class Preprocessing(BaseModel):
         inner = (max(1, round(side * min(ratios))) for side in (height, width))
         return self._pad(_interpolate(picture, *inner))
 
-    def normalise(self, pictures: Float[Tensor, "*batch 3 rows columns"]) -> Float[Tensor, "*batch 3 rows columns"]:
-        """(value − mean) / std of each channel, on the device of the pictures."""
-        mean, std = (pictures.new_tensor(channels)[:, None, None] for channels in (self.mean, self.std))
-        return (pictures - mean) / std
-
     def _pad(self, picture: Tensor) -> Tensor:
         height, width = picture.shape[1:]
         top, left = (self.height - height) // 2, (self.width - width) // 2
-        canvas = picture.new_tensor(self.background)[:, None, None].repeat(1, self.height, self.width)
+        canvas = picture.new_ones(3, self.height, self.width)
         canvas[:, top : top + height, left : left + width] = picture
         return canvas
 
@@ -80,6 +60,11 @@ class Preprocessing(BaseModel):
         columns = min(width, max(1, round(self.width / ratio)))
         top, left = (height - rows) // 2, (width - columns) // 2
         return _interpolate(picture[:, top : top + rows, left : left + columns], self.height, self.width)
+
+
+def normalise(pictures: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Values from 0 to 1 as a model takes them, from −1 to 1: a step of its own, for augmentation comes before it."""
+    return (pictures - 0.5) / 0.5
 
 
 def _interpolate(picture: Tensor, height: int, width: int) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from clearhead.errors import DataError
 from clearhead.images import Augmentation, Preprocessing, convert_image
+from clearhead.images.preprocessing import normalise
 from clearhead.images.scenes import make_pairs
 from clearhead.model import ModelConfig, Patches, PictureToText
 from clearhead.tasks.file_inputs import FileInputs
@@ -94,7 +95,7 @@ class PictureInputs(FileInputs):
         if isinstance(value, PictureInput):
             value = value.pixels
         elif hasattr(value, "getexif"):
-            picture = convert_image(value, "the PIL image", background=self.preprocessing.background)
+            picture = convert_image(value, "the PIL image")
             return _to_bytes(self.preprocessing.resize_picture(picture))
         if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3:
             got = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"{value!r:.60}"
@@ -139,7 +140,7 @@ class CaptionExamples(Examples[Captions]):
     ) -> None:
         self.pictures = torch.stack([row.values[0].content for row in rows])
         self.target, self.rows, self.pad = Ragged(targets), rows, processor.target.pad
-        self.preprocessing, self.augmentation = processor.preprocessing, augmentation
+        self.augmentation = augmentation
         self.counts = self.target.lengths.numpy() - 1  # every word but the start is predicted
         self.lengths = np.stack([np.full(len(rows), processor.patches), self.counts], axis=1)
 
@@ -147,9 +148,9 @@ class CaptionExamples(Examples[Captions]):
         rows = torch.from_numpy(batch.examples).to(self.pictures.device, non_blocking=True)
         pictures = self.pictures[rows].float() / 255
         if self.augmentation is not None:
-            pictures = self.augmentation(pictures, torch.default_generator, self.preprocessing.background)
+            pictures = self.augmentation(pictures, torch.default_generator)
         targets = shift_targets(self.target, rows, batch.sizes[1], self.pad)
-        return Captions(self.preprocessing.normalise(pictures), *targets)
+        return Captions(normalise(pictures), *targets)
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.pictures.cpu().numpy().tobytes()).hexdigest()
@@ -209,7 +210,7 @@ class CaptionProcessor(GeneratingProcessor[CaptionRecipe, Captions]):
         self, pictures: UInt8[Tensor, "batch 3 height width"], device: torch.device
     ) -> Float[Tensor, "batch 3 height width"]:
         """Pictures as the model takes them."""
-        return self.preprocessing.normalise(pictures.to(device).float() / 255)
+        return normalise(pictures.to(device).float() / 255)
 
     @classmethod
     def make_config(cls, recipe: CaptionRecipe, start: Pretrained | None = None, **sizes: Any) -> ModelConfig:
