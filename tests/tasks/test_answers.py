@@ -268,15 +268,6 @@ def test_a_report_has_answers_and_detectors(predictor):
         assert f"  {name}" in report
 
 
-def test_a_confusion_matrix_counts_questions_that_have_an_answer(predictor):
-    rows = rows_of(asked(40, seed=3))
-    found = predictor.answerer.evaluate(rows, AnswerOptions())
-    labels, counts = TASK.confusion(predictor.processor, found.rows, found.predictions)
-    assert labels == sorted(WORDS)
-    assert counts.sum() == 35
-    assert counts.trace() == round(35 * found.scores["accuracy"])
-
-
 def test_a_baseline_is_scored_on_the_same_rows(predictor):
     pytest.importorskip("sklearn")
     found = TASK.baseline(predictor.processor, rows_of(asked(120, 1)), rows_of(asked(40, 2)))

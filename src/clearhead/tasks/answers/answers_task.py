@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clearhead.errors import ConfigError, DataError, import_extra
 from clearhead.formatting import format_count, parse_whole_number
@@ -24,7 +23,6 @@ from clearhead.tasks.answers.answer_processor import AnswerProcessor, clean_pair
 from clearhead.tasks.answers.answer_settings import RANKED_ANSWERS, AnswerPrediction, AnswersRecipe, Match
 from clearhead.tasks.answers.question_answerer import QuestionAnswerer, QuestionTracer, make_report, score_answers
 from clearhead.tasks.baselines import TfidfBaseline
-from clearhead.tasks.metrics import count_confusions
 from clearhead.tasks.task import Action, Task
 from clearhead.tasks.text_windows import LONGEST_TEXT
 from clearhead.text import Row
@@ -40,16 +38,6 @@ Pairs = Sequence[tuple[str, str]]  # question, answer
 def report_answers(processor: AnswerProcessor, rows: Sequence[Row], predictions: Sequence[AnswerPrediction]) -> str:
     right = [clean_pair(row)[1] for row in rows]
     return make_report(right, predictions, unseen=processor.find_unseen(rows))
-
-
-def count_answer_confusions(
-    processor: AnswerProcessor, rows: Sequence[Row], predictions: Sequence[AnswerPrediction]
-) -> tuple[list[str], NDArray[np.int64]]:
-    """How often questions of one answer were given another, of the questions that have an answer."""
-    pairs = [(clean_pair(row)[1], answer.matches) for row, answer in zip(rows, predictions, strict=True)]
-    answered = [(right, matches[0].text) for right, matches in pairs if right and matches]
-    labels = sorted({text for pair in answered for text in pair})
-    return count_confusions([right for right, _ in answered], [guess for _, guess in answered], labels)
 
 
 def exclude_each_other(processor: AnswerProcessor, rows: Sequence[Row]) -> bool:
@@ -213,7 +201,6 @@ TASK = Task(
     tracer=QuestionTracer,
     metrics=("accuracy", "recall_at_5", "mrr"),
     report=report_answers,
-    confusion=count_answer_confusions,
     baseline=score_simple,
     contradict=exclude_each_other,
     actions=ACTIONS,

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.tasks.answerer import Baseline
 from clearhead.tasks.losses import UNCOUNTED, masked_token_loss
-from clearhead.tasks.metrics import count_confusions
 from clearhead.tasks.objective import SMALL_CORPUS, Objective
 from clearhead.tasks.tagging.linear_chain import IMPOSSIBLE, Steps, log_partition, sequence_scores
 from clearhead.tasks.tagging.schemes import OUTSIDE, Span, read_tags
@@ -93,24 +89,6 @@ def report_entities(processor: TaggingProcessor, rows: Sequence[Row], prediction
     return "\n".join([tables.format(), *([""] if flaws else []), *flaws])
 
 
-def count_word_confusions(
-    processor: TaggingProcessor, rows: Sequence[Row], predictions: Sequence[TaggedText]
-) -> tuple[list[str], NDArray[np.int64]]:
-    """How often a word in an entity of one label was given another; "O" is outside of all."""
-    sentences = [processor.inputs.of_row(row) for row in rows]
-    wanted = list(chain(*(_word_labels(sentence.entities, len(sentence.words)) for sentence in sentences)))
-    spans = zip(predictions, sentences, strict=True)
-    predicted = list(chain(*(_word_labels(answer.spans, len(sentence.words)) for answer, sentence in spans)))
-    return count_confusions(wanted, predicted, [*sorted({*wanted, *predicted} - {OUTSIDE}), OUTSIDE])
-
-
-def _word_labels(spans: Iterable[Span], words: int) -> list[str]:
-    labels = [OUTSIDE] * words
-    for begin, end, label in spans:
-        labels[begin:end] = [label] * (end - begin)
-    return labels
-
-
 def score_frequent_tags(processor: TaggingProcessor, train: Sequence[Row], rows: Sequence[Row]) -> Baseline:
     sentences = [processor.inputs.of_row(row) for row in rows]
     predicted = tag_by_frequency(map(processor.inputs.of_row, train), sentences)
@@ -136,6 +114,5 @@ TASK = Task(
     tracer=TaggingTracer,
     metrics=("entity_f1", "entity_precision", "entity_recall", "token_accuracy", "token_macro_f1"),
     report=report_entities,
-    confusion=count_word_confusions,
     baseline=score_frequent_tags,
 )
