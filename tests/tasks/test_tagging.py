@@ -463,15 +463,6 @@ def test_a_batch_is_what_one_writes_down_by_hand(tmp_path):
     assert batch.tags[:, :3].tolist() == [[1, -100, -100], [3, 0, -100]]
 
 
-def test_the_tags_of_a_file_can_be_read_by_another_scheme(tmp_path):
-    rows = rows_of([[("Anna", "I-PER"), ("saw", "O")]], tmp_path)
-    report = Report()
-    TaggingProcessor.prepare(rows, recipe_of()).examples(rows, report)
-    assert not report.flaws
-    TaggingProcessor.prepare(rows, recipe_of(data={"train": "x", "scheme": "iob2"})).examples(rows, report)
-    assert list(report.flaws.values()) == [1]
-
-
 def test_chinese_is_read_character_by_character(tmp_path):
     (tmp_path / "zh.bmes").write_text("王 B-NAME\n明 E-NAME\n2 O\n0 O\n岁 O\n", encoding="utf-8")
     rows = list(TaggingProcessor.read(tmp_path / "zh.bmes"))

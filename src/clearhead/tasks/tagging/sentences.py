@@ -63,8 +63,8 @@ class Sentence:
         return cls(text, tuple(find_words(text, characters=characters)))
 
     @classmethod
-    def from_row(cls, row: Row, *, scheme: str | None = None, characters: bool = False) -> Sentence:
-        """The sentence of a row, whose tags are read by `scheme`, or else by the scheme of its file."""
+    def from_row(cls, row: Row, *, characters: bool = False) -> Sentence:
+        """The sentence of a row, whose tags are read by the scheme of its file."""
         text, written = row.values
         try:
             marked = json.loads(written)
@@ -74,7 +74,7 @@ class Sentence:
             words = tuple(find_words(text, characters=characters))
             exact = parse_entities(marked, text, row.where)
             return cls(text, words, _cover_words(exact, words), characters=exact)
-        scheme = scheme or str(marked["scheme"])
+        scheme = str(marked["scheme"])
         words = tuple((begin, end) for begin, end in marked["words"])
         return cls(text, words, tuple(read_tags(marked["tags"])), scheme, count_repairs(marked["tags"], scheme))
 
@@ -98,9 +98,9 @@ class Sentence:
 
 
 @lru_cache(maxsize=20_000)
-def read_sentence(row: Row, scheme: str | None, characters: bool) -> Sentence:
+def read_sentence(row: Row, characters: bool) -> Sentence:
     """As `Sentence.from_row`, once for each row: one evaluation needs it several times, and training many."""
-    return Sentence.from_row(row, scheme=scheme, characters=characters)
+    return Sentence.from_row(row, characters=characters)
 
 
 def parse_entities(values: Sequence[Any], text: str, where: str) -> tuple[Span, ...]:

@@ -38,13 +38,11 @@ UNSEEN = Flaw(
 )
 
 
-FileScheme = Literal["iob1", "iob2", "bioes", "bmes"]
 ModelScheme = Literal["bioes", "iob2"]
 
 
 class TaggingData(Data):
     longest: int = Field(256, ge=16)  # pieces that are read together; longer sentences are read in windows
-    scheme: FileScheme | None = None  # of the tags in files; None: as each file looks
 
 
 class TaggingText(Text):
@@ -90,7 +88,6 @@ class TaggerSettings(Section):
     convolutions: int
     unknown: float
     characters: bool  # every character is a word
-    scheme: FileScheme | None
     window: int  # pieces that are read together
 
     @model_validator(mode="after")
@@ -154,14 +151,14 @@ class TaggedExamples(Examples[TaggedWords]):
 class SentenceInputs(TextInputs):
     """Texts as sentences: split into words, or into characters where the training data have it so."""
 
-    def __init__(self, *, characters: bool, scheme: str | None) -> None:
-        self.characters, self.scheme = characters, scheme
+    def __init__(self, *, characters: bool) -> None:
+        self.characters = characters
 
     def check(self, value: Any, name: str = "the input") -> Sentence:
         return Sentence.from_text(super().check(value, name), characters=self.characters)
 
     def of_row(self, row: Row) -> Sentence:
-        return read_sentence(row, self.scheme, self.characters)
+        return read_sentence(row, self.characters)
 
 
 class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
@@ -179,7 +176,7 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
     def __init__(self, tokenizer: Tokenizer, config: ModelConfig, stored: TaggerSettings) -> None:
         super().__init__(tokenizer, config, stored)
         self.labels, self.types, self.window = stored.labels, stored.types, stored.window
-        self.inputs = SentenceInputs(characters=stored.characters, scheme=stored.scheme)
+        self.inputs = SentenceInputs(characters=stored.characters)
         self.decoder = Decoder(stored.labels, stored.tags)
         self.encoder = WordEncoder(tokenizer, longest=max(1, self.window // 4), unknown=bool(stored.unknown))
 
@@ -193,7 +190,7 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
 
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: TaggingRecipe, start: Pretrained | None = None) -> TaggingProcessor:
-        sentences = [Sentence.from_row(row, scheme=recipe.data.scheme) for row in rows]
+        sentences = [Sentence.from_row(row) for row in rows]
         labels = list_tags(collect_types(sentences, rows), recipe.loss.tags)
         if start is not None and sorted(start.labels) == sorted(labels):
             labels = list(start.labels)  # in their order, so that the output head can be taken over, too
@@ -208,7 +205,6 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
             convolutions=recipe.text.convolutions,
             unknown=recipe.text.unknown,
             characters=has_single_characters(sentences),
-            scheme=recipe.data.scheme,
             window=choose_window(recipe.data.longest, config, tokenizer, sentences),
         )
         return cls(tokenizer, config, stored)
