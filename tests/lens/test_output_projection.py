@@ -57,6 +57,17 @@ def pushed(base: nn.Linear) -> nn.Module:
     return base
 
 
+class Tripled(nn.Linear):
+    """A layer whose calls give more than its forward."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return 3 * super().__call__(x)
+
+
+def called(base: nn.Linear) -> nn.Module:
+    return Tripled(base.in_features, base.out_features)
+
+
 def hooked(base: nn.Linear) -> nn.Module:
     """A layer to whose output a hook adds something."""
     base.register_forward_hook(lambda _, args, output: output + args[0].flip(-1))
@@ -77,6 +88,7 @@ REFUSED = {
     "weight norm": parametrizations.weight_norm,
     "old weight norm": old_weight_norm,
     "replaced forward": pushed,
+    "replaced call": called,
 }
 
 

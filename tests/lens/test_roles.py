@@ -206,6 +206,7 @@ def test_it_prints_as_a_table_with_a_caveat(causal):
     [
         (lambda roles: roles.of("prev"), "no role is called 'prev'; there are induction, duplicate"),
         (lambda roles: roles["layers.3", 0], "did you mean 'layers"),
+        (lambda roles: roles["layers.1", True], "heads 0, 1 were measured, not True"),
         (lambda roles: roles["layers.1", 5], "heads 0, 1 were measured, not 5"),
         (lambda roles: roles.best("sink"), "no role is called 'sink'; it is 'first' here"),
     ],
@@ -222,6 +223,8 @@ def test_a_head_is_looked_up_by_the_name_of_its_attention_and_its_number():
         roles["decoder.1.self"]
     with pytest.raises(LensError, match=r"called 1; did you mean 'decoder.1.self'\?"):
         roles[1, 0]
+    with pytest.raises(LensError, match=r"heads 0 were measured, not \[0\]"):
+        roles["decoder.1.self", [0]]
 
 
 def test_a_vocabulary_for_each_text_is_needed_or_one_for_all():
@@ -333,4 +336,5 @@ def test_the_best_head_of_a_role_comes_with_its_score_in_this_role():
     )
     best = roles.best("induction")
     assert (best.head, best.role, best.score) == (1, "induction", 0.2)
-    assert (roles["decoder.0.self", 1].role, roles["decoder.0.self", 1].score) == ("previous", 0.93)
+    for number in (1, torch.tensor(1)):
+        assert (roles["decoder.0.self", number].role, roles["decoder.0.self", number].score) == ("previous", 0.93)

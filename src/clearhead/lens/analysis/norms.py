@@ -43,7 +43,7 @@ def read_weight(projection: nn.Module) -> Float[Tensor, "width features"] | None
     """The matrix of a plain linear layer, or of one with our own adapter; None where only a call tells it."""
     kind: Any = type(projection)
     hooks: tuple[Any, ...] = (*projection._forward_hooks.values(), *projection._forward_pre_hooks.values())
-    if "forward" in vars(projection) or not all(map(_is_ours, hooks)):
+    if "forward" in vars(projection) or kind.__call__ is not nn.Module.__call__ or not all(map(_is_ours, hooks)):
         return None
     if hasattr(kind, "effective_weight"):
         adapted: Tensor = kind.effective_weight(projection)

@@ -11,9 +11,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from clearhead.errors import LensError
-from clearhead.lens.attention_names import check_name
+from clearhead.lens.attention_names import check_name, to_python_number
 from clearhead.lens.capture.watch_context import watch
 from clearhead.lens.capture.watch_settings import Probe
+from clearhead.lens.measures.selections import is_whole
 
 PASSAGE = 64  # random tokens, at most, which are then repeated
 SAMPLES = 4  # such texts
@@ -135,14 +136,14 @@ class HeadRoles:
             f"{name:10} {role.formula}, from {role.threshold:g} on ({role.paper})" for name, role in ROLES.items()
         )
 
-    def __getitem__(self, pair: tuple[str, int]) -> HeadRole:
+    def __getitem__(self, pair: tuple[str, int | Tensor]) -> HeadRole:
         if not isinstance(pair, tuple) or len(pair) != 2:
             name, head, *_ = self.heads[0] if self.heads else ("decoder.0.self", 0)
             raise LensError(f"roles are indexed by a name and a head, such as roles[{name!r}, {head}], got {pair!r}")
-        name, number = pair
+        name, number = pair[0], to_python_number(pair[1])
         check_name(name, dict.fromkeys(head.name for head in self.heads))
         of_attention = {head.head: head for head in self.heads if head.name == name}
-        if number not in of_attention:
+        if not is_whole(number) or number not in of_attention:
             raise LensError(f"{name!r}: heads {', '.join(map(str, of_attention))} were measured, not {number!r}")
         return of_attention[number]
 
