@@ -1,10 +1,12 @@
 """Decoding steps that wait and are measured together, with the results that each has by itself."""
 
+import copy
 import weakref
 from collections import Counter
 
 import pytest
 import torch
+import transformers
 
 from clearhead.errors import LensError
 from clearhead.lens.capture import measure_queue
@@ -118,6 +120,20 @@ def test_keys_that_are_written_to_before_their_steps_were_measured_are_refused()
     words = r"cached keys of 'decoder\.[01]\.self' were written to in place.*layer\.keys = changed"
     with pytest.raises(LensError, match=words), watch(made("llama")):
         write_with_another_cache(lambda layer: layer.keys.mul_(2))
+
+
+def test_sinks_that_change_between_steps_count_from_the_next_one_on():
+    model, ids, records = copy.deepcopy(made("gpt-oss")), inputs("gpt-oss")["input_ids"], []
+    for change in (1, 2):
+        cache = transformers.DynamicCache(config=model.config)
+        with watch(model, layers=1) as record:
+            for n, step in enumerate(ids.split([7, 1, 1, 1, 1], 1)):
+                if n == 3:
+                    model.model.layers[1].self_attn.sinks.mul_(change)
+                model(step, past_key_values=cache)
+        records.append(record["decoder.1.self"].logsumexp)
+    changed = (records[0] != records[1]).any(0).any(0)
+    assert changed.tolist() == [False] * 9 + [True] * 2
 
 
 def test_a_record_that_is_read_between_two_steps_has_all_steps_so_far():

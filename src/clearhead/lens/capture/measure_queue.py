@@ -56,8 +56,8 @@ class MeasureQueue:
                 self.flush(attention)  # its first queries
             else:
                 self._refuse_changed_keys(attention)
-            whole = part.first_key == 0 and part.tokens is None
-            waits = part.appended and bool(attention.pieces) and whole and attention.detail.measures_all_queries
+            whole = part.first_key == 0 and part.tokens is None and attention.detail.measures_all_queries
+            waits = part.appended and bool(attention.pieces) and whole and not _has_parameters(part.call)
             if steps is not None and waits and steps.accepts(part):
                 steps.add(part)
                 return
@@ -125,13 +125,18 @@ def _can_wait(detail: MeasureDetail, part: Part) -> bool:
     call = part.call
     if part.norms is not None or part.tokens is not None or detail.has_own_probes:
         return False
-    if isinstance(call.scale, Tensor) or call.bias is not None or call.sinks is not None:
+    if call.bias is not None or _has_parameters(call):
         return False
     if call.mask is not None and call.mask.tensors():  # which may differ by sample, and be written to later
         return False
     if call.q.is_cuda:
         return math.prod(call.sizes) <= GPU_SCORES
     return 2 * count_bytes(call) <= WAITING_BYTES  # otherwise it would wait for none, or for one other
+
+
+def _has_parameters(call: Call) -> bool:
+    """Whether a call has tensors of the model, which may change before it is measured."""
+    return isinstance(call.scale, Tensor) or call.sinks is not None
 
 
 class _WaitingLayer(NamedTuple):
@@ -161,8 +166,7 @@ class _WaitingSteps:
         if call.q.shape[2] != 1 or len(self.steps) >= MAX_STEPS:
             return False
         follows = call.k.shape[2] == last.k.shape[2] + 1 and len(call.q) == len(last.q)
-        same = call.scale is last.scale or (not isinstance(call.scale, Tensor) and call.scale == last.scale)
-        return follows and same and call.softcap == last.softcap and call.sinks is last.sinks
+        return follows and (call.scale, call.softcap) == (last.scale, last.softcap)
 
     def add(self, part: Part) -> None:
         call = part.call
