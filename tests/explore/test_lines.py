@@ -138,3 +138,15 @@ def test_lines_on_a_phone_in_chinese_and_why_a_long_text_has_none(watched):
         page.locator(".line-message button").tap()
         page.locator(".map-canvas").wait_for()
         watched.settle()
+
+
+def test_a_token_that_receives_little_is_not_said_to_share_attention_evenly(watched):
+    """31 tokens look at the fifth one."""
+    weights = torch.full((1, 31, 31), 0.2 / 31)
+    weights[:, :, 4] += 0.8
+    with open_record(from_weights(weights, [f"t{place}" for place in range(31)]), browser=False) as opened:
+        watched.open(opened.url, "drawing=lines")
+        watched.page.locator(".line-row.above .token").nth(8).focus()
+        watched.page.keyboard.press("ArrowRight")
+        watched.settle()
+        assert watched.text("#live") == "t9 is looked at by: no weight reaches 0.02"

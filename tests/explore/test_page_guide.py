@@ -35,6 +35,13 @@ def draw_causal() -> torch.Tensor:
     return weights
 
 
+def draw_late() -> torch.Tensor:
+    """A head whose first four queries look at themselves alone, and whose others look evenly at all that they see."""
+    weights = torch.ones(7, 7).tril()
+    weights[:4] = torch.eye(7)[:4]
+    return weights / weights.sum(-1, keepdim=True)
+
+
 @pytest.fixture(scope="module")
 def pages(record, tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("guide")
@@ -49,6 +56,7 @@ def pages(record, tmp_path_factory) -> dict[str, str]:
         "sound": Scene(media_records.transcribed()),
         "causal": Scene(from_weights(draw_causal(), [f"w{place}" for place in range(39)])),
         "sinks": Scene(from_weights(draw_causal() * torch.linspace(0.1, 1, 39)[:, None], [*map(str, range(39))])),
+        "late": Scene(from_weights(draw_late()[None], [*"ABCDEFG"])),
         "given": Scene(from_weights(torch.eye(5).roll(1, 1)[None] * 0.96 + 0.008, [*"ABCDE"])),
     }
     for name, scene in scenes.items():
@@ -228,6 +236,20 @@ def test_rows_of_a_model_with_sinks_add_up_to_at_most_all_of_the_attention(watch
         for shown in ("", "pins=tokens:3", "direction=by&pins=tokens:38"):
             sentence(watched, shown)
             assert f"its attention weights add up to {total}." in watched.text("#axes-note"), (name, shown)
+        watched.page.locator("#help-button").click()
+        watched.page.locator("#start-tour").click()
+        watched.page.locator("#tour-next").click()
+        assert f"Each row adds up to {total}, and dark cells" in watched.text("#tour-text")
+        watched.page.keyboard.press("Escape")
+
+
+def test_the_entropy_of_a_broad_head_is_a_share_of_what_all_its_rows_allow(watched, pages):
+    entropy = sum(math.log(count) for count in (5, 6, 7)) / 7
+    share = percent(entropy / (math.log(math.factorial(7)) / 7))
+    watched.open(pages["late"])
+    assert f"broadly (broad): entropy {entropy:.2f} nats, {share} of the most possible." in sentence(watched)
+    chinese = f"熵为 {entropy:.2f} 奈特，是最大可能值的 {share.replace(' ', '')}。"
+    assert chinese in sentence(watched, "at=decoder.0.self/0&language=zh")
 
 
 def test_every_role_and_measure_has_a_line_in_both_languages():

@@ -306,6 +306,20 @@ def test_weights_that_are_zero_rounded_hidden_or_left_out_are_told_apart(watched
     assert watched.text("#keys").startswith("No token has this one among its largest weights, which are all that ")
 
 
+def test_a_key_whose_weight_is_no_number_in_the_other_head_is_listed(watched):
+    weights = torch.tensor([0.7, 0.2, 0.1]).expand(2, 3, 3).clone()
+    weights[1, 1, 1] = torch.nan
+    with open_record(from_weights(weights, [*"abc"]), browser=False) as opened:
+        watched.open(opened.url)
+        keys = keys_of(watched, "at=encoder.0.self/0&beside=encoder.0.self/1&pins=tokens:1")
+        watched.settle()  # nothing may be under way when the server closes
+    assert re.findall(r"([abc])\t(\S+)\t(\S+)", keys) == [
+        ("a", "0.700", "0.700"),
+        ("b", "0.200", "NaN"),
+        ("c", "0.100", "0.100"),
+    ]
+
+
 def test_shares_of_blocks_are_means_over_the_queries_that_see_anything(watched):
     with open_record(records.drawn(5, heads=1), browser=False) as opened:
         watched.offer_modules()

@@ -84,7 +84,7 @@ class Page {
     else if (any("cursor")) this.follow();
     if (any("ablation")) this.showAblation();
     if (any("drawing") || (any("pins") && this.centre.pictured)) this.centre.repaint();
-    if (any("name", "drawing")) this.tour.render();
+    if (any("name", "head", "drawing")) this.tour.render();
     if ([...changed].some((key) => key in DEFAULTS)) this.remember();
   }
 

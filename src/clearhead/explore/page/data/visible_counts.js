@@ -33,20 +33,13 @@ export function evenWeight(attention, head, query = null) {
   const counts = visibleKeys(attention, head);
   if (!counts) return 1 / attention.counts[1];
   if (query !== null) return 1 / Math.max(1, counts[query]);
-  let [sum, rows] = [0, 0];
-  for (const count of counts) {
-    if (count === 0) continue;
-    sum += 1 / count;
-    rows++;
-  }
-  return rows ? sum / rows : 1;
+  const seen = counts.filter((count) => count > 0);
+  return seen.length ? seen.reduce((sum, count) => sum + 1 / count, 0) / seen.length : 1;
 }
 
 /** How many of some queries see anything; all of them where the record does not say. */
 export function countSeeing(attention, head, start, end) {
   const counts = visibleKeys(attention, head);
   if (!counts) return end - start;
-  let rows = 0;
-  for (let query = start; query < end; query++) if (counts[query] > 0) rows++;
-  return rows;
+  return counts.subarray(start, end).filter((count) => count > 0).length;
 }

@@ -94,10 +94,12 @@ export class Sentence {
       const ofMost = areKnown(most) ? say("ofMost", { most: formatNumber(most, 2) }) : "";
       return say("factNone", { peak: sayShare(peak), entropy: formatNumber(entropy, 2), ofMost });
     }
+    if (role === "broad") {
+      if (!areKnown(entropy, entropy / most)) return "";
+      return say("factBroad", { entropy: formatNumber(entropy, 2), share: sayShare(entropy / most) });
+    }
     if (!areKnown(score)) return "";
-    const phrase = { broad: "factBroad", induction: "factRepeated", duplicate: "factRepeated" }[role] ?? "factShare";
-    if (role === "broad" && !areKnown(entropy)) return "";
-    return say(phrase, { score: sayShare(score), entropy: formatNumber(entropy, 2) });
+    return say(["induction", "duplicate"].includes(role) ? "factRepeated" : "factShare", { score: sayShare(score) });
   }
 
   // What it does with the selected tokens

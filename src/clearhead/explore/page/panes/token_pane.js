@@ -212,7 +212,7 @@ function bestOfTwo(explorer, answers) {
   const positions = new Set(answers.flatMap(({ top }) => top.map(([position]) => position)));
   const best = [...positions].map((position) => {
     const weights = answers.map((answer) => weightAt(explorer, answer, position));
-    return [position, weights[0], null, Math.max(...weights)];
+    return [position, weights[0], null, Math.max(...weights.filter(Number.isFinite))];
   });
   return best.sort((left, right) => right[3] - left[3]);
 }

@@ -106,7 +106,8 @@ export class Tour {
     const last = step === steps.length - 1;
     const card = byId("tour");
     card.setAttribute("aria-label", say("tourName"));
-    byId("tour-text").textContent = sayTour(steps[step][1], this.explorer.look.dark);
+    const { look, state } = this.explorer;
+    byId("tour-text").textContent = sayTour(steps[step][1], look.dark, this.explorer.headOf(state).whole);
     byId("tour-place").textContent = say("tourPlace", { step: step + 1, steps: steps.length });
     const held = document.activeElement?.id;
     const button = (id, key, click) =>

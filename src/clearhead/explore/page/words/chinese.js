@@ -193,7 +193,7 @@ export const CHINESE = {
   linesAbove: "被关注的词元",
   linesBelow: "发出关注的词元",
   linesLeast: "小于 {least} 的权重不画线",
-  linesNone: "没有权重达到 {least}：注意力分散在各处",
+  linesNone: "没有权重达到 {least}",
   linesTooLong: "连线只适合每边不超过 {most} 个词元的文本；这里下方有 {queries} 个，上方有 {keys} 个。",
   linesUnknown: "连线需要全部权重；此记录只保存了注意力图。",
   showMap: "显示矩阵",

@@ -203,7 +203,7 @@ export const ENGLISH = {
   linesAbove: "is looked at",
   linesBelow: "looks",
   linesLeast: "weights below {least} have no line",
-  linesNone: "no weight reaches {least}: attention is spread over all tokens",
+  linesNone: "no weight reaches {least}",
   linesTooLong: "Lines are for texts of up to {most} tokens a side; here are {queries} below and {keys} above.",
   linesUnknown: "Lines need every weight; this record holds only a map of them.",
   showMap: "show the matrix",

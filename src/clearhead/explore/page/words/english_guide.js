@@ -72,7 +72,7 @@ export const ENGLISH_GUIDE = {
   factShare: "{score} of its attention on average",
   factRepeated: "{score} of its attention on repeated random tokens",
   factPeak: "its largest weights average {peak}",
-  factBroad: "entropy {entropy} nats, {score} of the most possible",
+  factBroad: "entropy {entropy} nats, {share} of the most possible",
   factNone: "its largest weights average {peak}, its entropy is {entropy}{ofMost} nats",
   ofMost: " of at most {most}",
   does: {
@@ -157,14 +157,14 @@ export const ENGLISH_GUIDE = {
       "Near 0, the model predicts the text as well without the head.",
     ],
     loss: "Loss: how badly the model predicts the text, in nats a token. Lower is better.",
-    weight: "Weight: the share of attention that one token gives to another. The weights of a row add up to 1.",
+    weight: "Weight: the share of attention that one token gives to another. The weights of a row add up to at most 1.",
     query: "Query: the token that looks, a row of the map.",
     key: "Key: the token that is looked at, a column of the map.",
     normed: [
       "‖w·f(x)‖: the weight times the length of the vector that it weights.",
       "A large weight on a short vector has little effect.",
     ],
-    received: "Received: the sum of all weights on one token. All the attention of one row is 1.",
+    received: "Received: the sum of all weights on one token. One row gives at most 1.",
     estimate: [
       "Estimate: a number for which not every row was measured.",
       "A cell that stands for many tokens shows the share of attention of its block.",
@@ -212,12 +212,12 @@ export const ENGLISH_GUIDE = {
     map: [
       "This is one head, a part of the model.",
       "For each token, a row, it decides how much to take from the other tokens, the columns.",
-      "These shares are called attention. Each row adds up to 100 %, and {shade} cells get much.",
+      "These shares are called attention. Each row adds up to {sum}, and {shade} cells get much.",
     ],
     mapCross: [
       "This is one head, a part of the model.",
       "For each written word, a row, it decides how much to take from each source word, a column.",
-      "These shares are called attention. Each row adds up to 100 %, and {shade} cells get much.",
+      "These shares are called attention. Each row adds up to {sum}, and {shade} cells get much.",
     ],
     lines: [
       "Lines lead from each token below to the tokens above that it looks at. A thicker line means more attention.",

@@ -91,9 +91,10 @@ export function sayDoing(role) {
   return phrases.does[role] ?? phrases.does["none of these"];
 }
 
-/** The text of a step of the tour; a dark page has other shades. */
-export function sayTour(key, dark) {
-  return joinSentences(phrases.tour[key]).replace("{shade}", say(dark ? "brightCells" : "darkCells"));
+/** The text of a step of the tour; a dark page has other shades, and `whole` rows add up to 100 %. */
+export function sayTour(key, dark, whole) {
+  const blanks = { shade: say(dark ? "brightCells" : "darkCells"), sum: say(whole ? "sumAll" : "sumSome") };
+  return joinSentences(phrases.tour[key]).replace(/\{(\w+)\}/g, (_, blank) => blanks[blank]);
 }
 
 /** Sets the phrases of elements: data-say is text, data-hint a placeholder, data-label the ARIA label and tooltip. */
