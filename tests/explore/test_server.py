@@ -301,6 +301,7 @@ def test_questions_that_make_no_sense_get_one_line(server, path, error):
             413,
         ),
         ({"Origin": "http://127.0.0.1:{port}", "Content-Type": "application/json", "Content-Length": "9" * 40}, 413),
+        ({"Origin": "http://127.0.0.1:{port}", "Content-Type": "application/json", "Content-Length": "9" * 5000}, 413),
         ({"Origin": "http://127.0.0.1:{port}", "Content-Type": "application/json", "Host": "evil.example"}, 403),
         ({}, 403),
     ],

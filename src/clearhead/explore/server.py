@@ -25,6 +25,7 @@ from clearhead.errors import ClearheadError
 from clearhead.explore.live_model import end_when
 from clearhead.explore.page_file import PAGE, bundle_page
 from clearhead.explore.page_requests import PageRequests, RecordGone, Response
+from clearhead.formatting import DIGITS
 
 HOST = "127.0.0.1"
 OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::[0-9]{1,5})?")
@@ -185,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not length.isdecimal():
             raise _HttpError(411, "the header Content-Length is missing")
         most = self.server.owner.requests.max_body
-        if int(length) > most:
+        if len(length) > DIGITS or int(length) > most:
             raise _HttpError(413, f"a request may have at most {most:,} bytes")
         raw = self.rfile.read(int(length))
         try:
