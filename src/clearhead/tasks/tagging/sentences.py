@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -131,11 +132,12 @@ def _parse_entity(value: Any, text: str, where: str) -> Span:
 def _cover_words(spans: tuple[Span, ...], words: Places) -> tuple[Span, ...]:
     """The words that each entity touches; of several entities in one word the first has it."""
     covered, next_word = list[Span](), 0
+    begins, ends = [begin for begin, _ in words], [end for _, end in words]
     for begin, end, label in spans:
-        touched = [word for word in range(next_word, len(words)) if words[word][0] < end and words[word][1] > begin]
-        if touched:
-            covered.append(Span(touched[0], touched[-1] + 1, label))
-            next_word = touched[-1] + 1
+        first = max(next_word, bisect_right(ends, begin))
+        next_word = max(next_word, bisect_left(begins, end))
+        if first < next_word:
+            covered.append(Span(first, next_word, label))
     return tuple(covered)
 
 
