@@ -379,6 +379,7 @@ def test_a_file_is_added_whole_or_not_at_all(copied, tmp_path, capsys):
         (["add"], "add needs a question and its answer, or one file with both"),
         (["add", "one"], "add needs a question and its answer, or one file with both"),
         (["add", " ", "b"], "the question is empty; nothing was added"),
+        (["add", "a", "b\udcff"], r"the answer 'b\udcff' is not UTF-8; nothing was added"),
         (["add", "no.tsv"], "no file no.tsv"),
         (["remove"], "remove needs the ids of answers"),
         (["remove", "x"], "the id of an answer is a number, not 'x'"),

@@ -175,6 +175,8 @@ def read_pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
         for name, text in (("question", question), ("answer", answer)):
             if not text.strip():
                 raise DataError(f"{where}the {name} is empty; nothing was added")
+            if re.search("[\ud800-\udfff]", text):  # as Python makes of an argument that is no UTF-8
+                raise DataError(f"{where}the {name} {text!r:.60} is not UTF-8; nothing was added")
             if len(text) > LONGEST_TEXT:
                 problem = f"the {name} has {len(text):,} characters, more than {LONGEST_TEXT:,}"
                 raise DataError(f"{where}{problem}; shorten it; nothing was added")
