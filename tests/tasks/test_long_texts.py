@@ -145,6 +145,16 @@ def test_a_text_to_summarise_is_refused_beyond_what_is_read_at_once(monkeypatch)
                 request.split("9" * 41)
 
 
+@pytest.mark.parametrize("task", [{"task": "translation"}, {"task": "pretraining", "objective": "denoise"}], ids=str)
+def test_a_text_that_would_be_written_in_thousands_of_parts_is_refused_before(task):
+    recipe = recipe_of(task["task"], **{key: value for key, value in task.items() if key != "task"})
+    answerer = make_answerer(recipe, *([TEXTS] if recipe.kind.name == "pretraining" else [TEXTS, LABELS]))
+    request = answerer.begin(answerer.options())
+    assert len(request.split("cat dog " * 1000)) > 1
+    with pytest.raises(DataError, match=r"'cat dog .*'… has 1,000,000 characters, more than 100,000; give it as"):
+        request.split(MILLION[2])
+
+
 def test_joining_the_parts_of_an_answer_looks_at_ends_alone(monkeypatch):
     searched = list[int]()
 

@@ -22,6 +22,7 @@ from clearhead.tasks.sequence_to_sequence.text_to_text import (
     PairSettings,
     TextGeneration,
     TextTracer,
+    check_characters,
 )
 from clearhead.tasks.settings import option
 from clearhead.tasks.task import Task
@@ -66,7 +67,8 @@ class TranslationGeneration(TextGeneration[TranslationProcessor]):
     output_name = "translation"
 
     def split(self, text: str) -> list[list[int]]:
-        """The input's tokens: all, or split at sentences where they are too many."""
+        """The input's tokens: all, or split at sentences where they are too many. A very long text is refused."""
+        check_characters(text)
         source, decode = self.processor.source, self.processor.stored
         tokens = source.encode(text)
         if len(tokens) <= decode.part and count_sentences(text) <= decode.sentences:

@@ -46,6 +46,7 @@ from clearhead.tasks.sequence_to_sequence.text_to_text import (
     TextToTextObjective,
     TextToTextProcessor,
     TextTracer,
+    check_characters,
     pair_loss,
 )
 from clearhead.tasks.task import Task
@@ -139,7 +140,8 @@ class DenoisingGeneration(TextGeneration[DenoisingProcessor]):
         return [tokens] if tokens else []
 
     def split(self, text: str) -> list[list[int]]:
-        """The tokens of a text with its masks, in windows of at most `longest`."""
+        """The tokens of a text with its masks, in windows of at most `longest`. A very long text is refused."""
+        check_characters(text)
         return [window for tokens in self.whole(text) for window in chunk_tokens(tokens, self.processor.stored.longest)]
 
     def output_limit(self, part: list[int]) -> int:

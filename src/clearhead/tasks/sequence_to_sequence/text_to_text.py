@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.decode import Hypothesis, Writer
-from clearhead.errors import ConfigError
+from clearhead.errors import ConfigError, DataError
 from clearhead.model import EncoderDecoder, ModelConfig, PointerGenerator
 from clearhead.model.pointer_generator import pointer_loss
 from clearhead.tasks.losses import UNCOUNTED, token_loss
@@ -32,6 +32,7 @@ from clearhead.tasks.sequence_to_sequence.generation import (
 )
 from clearhead.tasks.sequence_to_sequence.search import Decode
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
+from clearhead.tasks.text_windows import LONGEST_TEXT
 from clearhead.tasks.trace import Trace
 from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch, Ragged, pad_sequences
@@ -295,6 +296,13 @@ class TextGeneration(Generation[TextToTextT, str, list[int]]):
             return has_loop(hypothesis.tokens)
         words = [token for token in hypothesis.tokens if token not in self.processor.digits[1]]
         return has_loop(words) and (not has_loop(part) or len(hypothesis.tokens) > len(part) + 8)
+
+
+def check_characters(text: str) -> None:
+    """Refuses a text that is split into so many parts that writing them all takes minutes."""
+    if len(text) > LONGEST_TEXT:
+        problem = f"has {len(text):,} characters, more than {LONGEST_TEXT:,}"
+        raise DataError(f"the text {text[:40]!r}… {problem}; give it as several texts")
 
 
 class TextTracer(GenerationTracer[TextAnswererT, str, list[int]]):
