@@ -4,6 +4,9 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 
+# Bytecode is kept whatever the environment says: without it every process of the tests compiles all sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo lesson test browser check scripts bench soak clean
 help:
 	@echo "make demo    translate, train a small translator, see where its heads look: about three minutes"
