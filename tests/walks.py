@@ -56,9 +56,9 @@ def follow(action: Callable[[], object]) -> Walk:
     seen = set[CodeType]()
     prefix = f"{SOURCE}/"
 
-    def profile(frame: FrameType, event: str, _: Any) -> None:
+    def trace(frame: FrameType, _event: str, _: Any) -> None:
         code = frame.f_code
-        if event != "call" or code in seen or not code.co_filename.startswith(prefix):
+        if code in seen or not code.co_filename.startswith(prefix):
             return
         if code.co_name.startswith("<") or _runs_at_import(frame):  # a comprehension is part of its function
             return
@@ -68,13 +68,14 @@ def follow(action: Callable[[], object]) -> Walk:
             visits.append((file, []))
         visits[-1][1].append(code.co_qualname)
 
-    threading.setprofile(profile)
-    sys.setprofile(profile)
+    # A tracer that returns None is told of calls only; a profiler also of each return and each C function.
+    threading.settrace(trace)
+    sys.settrace(trace)
     try:
         action()
     finally:
-        sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
     return Walk(visits)
 
 
