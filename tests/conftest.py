@@ -4,9 +4,12 @@
 tests marked `unchecked` that pass wrong input on purpose to see clearhead's own words about it.
 """
 
+import gc
 import importlib.util
 import os
 import signal
+from collections.abc import Generator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -39,6 +42,24 @@ hypothesis.settings.load_profile("default")
 def pytest_configure(config: pytest.Config) -> None:
     # Not ours: beartype checks one item of a list, chosen at random, and hypothesis notices while it draws masks.
     config.addinivalue_line("filterwarnings", "ignore:Do not use the `random` module inside strategies")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m unchecked` only files that contain the word are imported."""
+    if config.option.markexpr != "unchecked" or not collection_path.match("test_*.py"):
+        return None
+    return True if "unchecked" not in collection_path.read_text(encoding="utf-8") else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imports make a million objects that stay: the garbage collector looks at none of them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,6 +21,8 @@ from clearhead.train.starting_weights import read_pretrained
 from tests.tasks.test_classification import labelled
 from tests.train.corpus import sentences
 
+pytestmark = pytest.mark.unchecked  # whole runs
+
 MODEL = 'shape = "tiny"\nwidth = 16\nheads = 2\nfeedforward = 32\nlayers = 2\ndropout = 0.1'
 RECIPE = """
 task = "{task}"

@@ -21,6 +21,8 @@ from clearhead.train.starting_weights import read_pretrained
 from tests.model.checkpoints import GPT2, LLAMA, assert_same, shaken
 from tests.train.corpus import write_corpus
 
+pytestmark = pytest.mark.unchecked  # whole runs
+
 EXACT = 1e-4  # logits are as large as 30
 TEXT = "\n\n".join(
     f"{who}:\nThe {what} is <s> not   {how}, I say.\n  And so — 你好 — it ends!"

@@ -25,6 +25,8 @@ from clearhead.train.observers import (
 from tests.train.conftest import drawing
 from tests.train.corpus import write_recipe
 
+pytestmark = pytest.mark.unchecked  # whole runs
+
 
 class Listener(Observer):
     """Keeps all that it hears."""

@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from tests.train.corpus import write_recipe
 from tests.train.forked_runs import Ended, Run, train_in_forks
 
+pytestmark = pytest.mark.unchecked  # whole runs
+
 
 def torchrun(recipe: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

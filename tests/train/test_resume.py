@@ -20,6 +20,8 @@ from clearhead.train.run_folder import HEADER, begin_run
 from tests.train.corpus import write_recipe
 from tests.train.forked_runs import Ended, Run, list_killed_runs, train_in_forks
 
+pytestmark = pytest.mark.unchecked  # whole runs
+
 
 def assert_same(one: Path, other: Path) -> None:
     """The same weights, bit for bit, and the same metrics, byte for byte."""

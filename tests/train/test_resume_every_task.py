@@ -13,6 +13,8 @@ from clearhead.train.run_folder import FILES
 from tests.train.forked_runs import SHORT, find_problem, list_killed_runs, train_in_forks
 from tests.train.test_resume import assert_same
 
+pytestmark = pytest.mark.unchecked  # whole runs
+
 RECIPES = [name for name in shipped.recipes() if name.endswith("-tiny")]
 KILL = "SIGKILL:6"  # line of the metrics: step 5; the newest checkpoint is of step 4, and evaluations are at 4 and 8
 

@@ -24,6 +24,8 @@ from clearhead.train.recipe import Train
 from tests.train.conftest import drawing
 from tests.train.corpus import sentences, write_recipe
 
+pytestmark = pytest.mark.unchecked  # whole runs
+
 SHORT = "steps = 4\nlog_every = 2\nevaluate_every = 4\nsave_every = 100"
 
 
@@ -219,7 +221,6 @@ def test_a_model_that_does_not_fit_leaves_everything_as_it_was(tmp_path, monkeyp
     assert out.exists() == overwrite
 
 
-@pytest.mark.unchecked
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's own look
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_training_gives_the_same_losses(tmp_path, monkeypatch, backend):

@@ -23,6 +23,8 @@ from clearhead.train.observers import Sample
 from clearhead.train.recipe import check_recipe, read_recipe
 from tests.train.corpus import write_corpus, write_recipe
 
+pytestmark = pytest.mark.unchecked  # whole runs
+
 SHORT = "steps = 4\nlog_every = 2\nevaluate_every = 2\nsave_every = 100"
 
 

@@ -26,6 +26,8 @@ from clearhead.train.updater import layer_depth
 from tests.model.checkpoints import shaken
 from tests.tasks.test_classification import labelled
 
+pytestmark = pytest.mark.unchecked  # whole runs
+
 WIDTH = 21
 RECIPE = """
 task = "classification"
