@@ -49,30 +49,34 @@ def write_record(record: Record, path: Path) -> None:
     _refuse_other_file(path)
     tensors: dict[str, Tensor] = {}
     numbers: dict[int, tuple[int, Tensor]] = {}  # by identity: masks are shared by layers
+    checksums: list[int] = []
 
-    def store(tensor: Tensor) -> int:
-        if id(tensor) not in numbers:
-            numbers[id(tensor)] = (len(numbers), tensor)
-            content = tensor.detach().cpu().contiguous()
-            content = content.clone() if content.data_ptr() == tensor.data_ptr() else content
-            tensors[str(numbers[id(tensor)][0])] = content
-        return numbers[id(tensor)][0]
+    def encode(value: Any) -> Any:
+        """The number of a tensor, which goes into the file; the header of anything else."""
+        if not isinstance(value, Tensor):
+            return record_header.describe_part(value)
+        if id(value) not in numbers:
+            numbers[id(value)] = (len(numbers), value)
+            content = value.detach().cpu().contiguous()
+            content = content.clone() if content.data_ptr() == value.data_ptr() else content
+            tensors[str(numbers[id(value)][0])] = content
+            checksums.append(compute_checksum(content))
+        return numbers[id(value)][0]
 
-    header = record_header.RecordHeader(
+    header = record_header.select_fields(
+        record_header.RecordHeader,
+        record,
         format=FORMAT,
         names=record.watched,
-        settings=record.settings,
-        expected_bytes=record.expected_bytes,
-        calls=[_call_to_header(call, store) for call in record.calls],
+        calls=[_call_to_header(call) for call in record.calls],
         running={
-            name: {"heads": running.heads, **{name: store(getattr(running, name)) for name in SUMS}}
+            name: {"heads": running.heads, **{name: getattr(running, name) for name in SUMS}}
             for name, running in record.running.items()
         },
-        checksums=[],
+        checksums=checksums,  # the last field: `encode` fills it while the others are written
     )
-    header.checksums = [compute_checksum(tensors[str(number)]) for number in range(len(tensors))]
     try:  # ASCII: tokens may hold lone surrogates, which UTF-8 cannot encode
-        text = append_checksum(json.dumps(asdict(header)))
+        text = append_checksum(json.dumps(header, default=encode))
     except (TypeError, ValueError) as error:
         raise RecordError(f"the metadata of a call cannot be written as JSON: {error}") from error
     if len(text) + 90 * len(tensors) > MAX_HEADER_BYTES:
@@ -157,30 +161,20 @@ def append_checksum(text: str) -> str:
     return f"{text[:-1]}{CHECKSUM}{zlib.crc32(text.encode())}}}"
 
 
-def _call_to_header(call: Forward, store: record_header.Store) -> record_header.CallHeader:
-    return record_header.CallHeader(
-        ids={kind: store(numbers) for kind, numbers in call.ids.items()},
+def _call_to_header(call: Forward) -> dict[str, Any]:
+    return record_header.select_fields(
+        record_header.CallHeader,
+        call,
         labels={kind: list(texts.items()) for kind, texts in call.labels.items()},
         about={name: value for name, value in asdict(call.about).items() if value is not None},
-        sights=[_sight_to_header(call[name], name, store) for name in call.names],
+        sights=[_sight_to_header(call[name], name) for name in call.names],
     )
 
 
-def _sight_to_header(sight: Sight, name: str, store: record_header.Store) -> record_header.SightHeader:
-    tensors = {name: getattr(sight, name) for name in TENSORS}
-    return record_header.SightHeader(
-        name=name,
-        cross=sight.cross,
-        heads=list(sight.heads),
-        blocks=sight.blocks,
-        tokens=sight.tokens,
-        inputs=list(sight.inputs),
-        sharing=sight.sharing,
-        spans=[(name, span.start, span.stop) for name, span in sight.spans.items()],
-        tensors={name: store(tensor) for name, tensor in tensors.items() if tensor is not None},
-        probes={name: store(tensor) for name, tensor in sight.probes.items()},
-        kept=None if sight.kept is None else record_header.kept_to_header(sight.kept, store),
-    )
+def _sight_to_header(sight: Sight, name: str) -> dict[str, Any]:
+    tensors = {field: tensor for field in TENSORS if (tensor := getattr(sight, field)) is not None}
+    spans = [(span_name, span.start, span.stop) for span_name, span in sight.spans.items()]
+    return record_header.select_fields(record_header.SightHeader, sight, name=name, spans=spans, tensors=tensors)
 
 
 def _build_running(header: dict[str, Any], fetch: record_header.Fetch) -> RunningStatistics:

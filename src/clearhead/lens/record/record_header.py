@@ -21,8 +21,7 @@ from clearhead.errors import RecordError
 from clearhead.lens.record.kept_inputs import KeptInputs, Step
 
 TensorNumber = int
-Store = Callable[[Tensor], int]  # puts a tensor into the file and returns its number
-Fetch = Callable[[Any], Tensor]  # the inverse
+Fetch = Callable[[Any], Tensor]  # reads the tensor of this number
 STATE_TENSORS = ("lengths", "ids", "query_ids", "tensor", "slopes", "table")  # fields of masks and biases
 
 
@@ -128,50 +127,38 @@ def _field_types(kind: type[Any]) -> tuple[dict[str, Any], frozenset[str]]:
     return get_type_hints(kind), frozenset(needed)
 
 
-def kept_to_header(kept: KeptInputs, store: Store) -> KeptHeader:
-    """The kept inputs of one attention, with tensors replaced by their numbers in the file."""
-
-    def step_to_header(step: Step) -> StepHeader:
-        return StepHeader(*step[:4], _read_state(step.mask, store), _read_state(step.bias, store))
-
-    return KeptHeader(
-        q=store(kept.q),
-        k=store(kept.k),
-        scale=kept.scale if isinstance(kept.scale, float) else None,
-        scales=store(kept.scale) if isinstance(kept.scale, Tensor) else None,
-        softcap=kept.softcap,
-        sinks=None if kept.sinks is None else store(kept.sinks),
-        lengths=store(kept.lengths),
-        whole_rows=kept.logsumexp is not None,
-        parts=list(map(step_to_header, kept.parts)),
-    )
+def select_fields(kind: type[Any], value: Any, **others: Any) -> dict[str, Any]:
+    """The fields of a header: attributes of a value with the same names, and others."""
+    return {
+        field.name: others[field.name] if field.name in others else getattr(value, field.name) for field in fields(kind)
+    }
 
 
-def _read_state(part: Mask | Bias | None, store: Store) -> State | None:
-    """A mask or bias in the header."""
-    if part is None:
-        return None
+def describe_part(part: Any) -> dict[str, Any]:
+    """The header of kept inputs, or the state of a mask or bias; may contain tensors, and more of these."""
+    if isinstance(part, KeptInputs):
+        is_tensor = isinstance(part.scale, Tensor)
+        return select_fields(
+            KeptHeader,
+            part,
+            scale=None if is_tensor else part.scale,
+            scales=part.scale if is_tensor else None,
+            whole_rows=part.logsumexp is not None,
+            parts=[select_fields(StepHeader, step) for step in part.parts],
+        )
+    if not isinstance(part, (Mask, Bias)):
+        raise TypeError(f"{part!r:.60} is no JSON")
     if (state := part.state()) is None:
         raise RecordError(
             f"{part!r} cannot be saved, only built-in masks, biases and bucket functions; record with keep='none'"
         )
-    return _state_to_json(state, store)
-
-
-def _state_to_json(state: State, store: Store) -> State:
-    """A state with tensors replaced by their numbers in the file."""
-    content = {}
-    for name, value in state.items():
-        content[name] = store(value) if isinstance(value, Tensor) else value
-        if isinstance(value, list):
-            content[name] = [_state_to_json(part, store) for part in value]
-    return content
+    return state
 
 
 def build_kept(
     header: KeptHeader, sizes: dict[str, int], logsumexp: Float[Tensor, "batch heads queries"] | None, fetch: Fetch
 ) -> KeptInputs:
-    """The inverse of `kept_to_header`; `sizes` are those of the measures of this attention."""
+    """The kept inputs of a header; `sizes` are those of the measures of this attention."""
     q, k, lengths = fetch(header.q), fetch(header.k), fetch(header.lengths)
     batch, heads = sizes["batch"], sizes["heads"]
     fits = q.ndim == k.ndim == 4 and q.is_floating_point() and q.dtype == k.dtype and q.shape[3] == k.shape[3]
@@ -217,7 +204,7 @@ def _build_step(header: StepHeader, q: Tensor, k: Tensor, fetch: Fetch) -> Step:
 
 
 def _state_from_json(content: State, fetch: Fetch) -> State:
-    """The inverse of `_state_to_json`; Mask.from_state and Bias.from_state check the rest."""
+    """A state with tensors in place of their numbers; Mask.from_state and Bias.from_state check the rest."""
     state = dict(content)
     for name, value in state.items():
         if name in STATE_TENSORS and value is not None:
