@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clearhead import Alibi, Bias, KeyValueCache, Mask, MultiHeadAttention, measure, watch
 from clearhead.explore import attention_map, from_weights
-from clearhead.explore.attention_map import AttentionMap
+from clearhead.explore.attention_map import AttentionMap, is_hidden
 from clearhead.lens.measures.definition import sum_blocks
 from clearhead.lens.record import exact_windows
 from clearhead.lens.record.attention_views import Sight
@@ -200,7 +200,7 @@ def test_hidden_weights_are_negative_zeros(name, masked, monkeypatch):
     for blocks in ((1, 1), (4, 3)):
         sums = view.sum_window(2, range(23), range(23), blocks).sums
         shown = sum_blocks(sum_blocks(visible.float(), blocks[0], 0), blocks[1], 1) > 0
-        marked = sums.signbit() & (sums == 0)
+        marked = is_hidden(sums)
         assert not (marked & shown).any()
         if masked or blocks == (4, 3):
             assert torch.equal(marked, ~shown) or name in ("both", "either", "documents")
@@ -277,4 +277,13 @@ def test_a_causal_mask_is_known_whatever_weights_are_zero_besides():
     weights = torch.eye(5)[None].clone()
     weights[0, 3] = torch.tensor([0.5, 0, 0, 0.5, 0])
     found = AttentionMap(from_weights(weights, [*"abcde"])["decoder.0.self"], 0).compute_weights(0)
-    assert (found.signbit() & (found == 0)).equal(torch.ones(5, 5).triu(1).bool())
+    assert is_hidden(found).equal(torch.ones(5, 5).triu(1).bool())
+
+
+@pytest.mark.parametrize("blocks", [(1, 1), (2, 2)])
+def test_a_map_without_q_and_k_has_the_mask_also_in_windows(blocks):
+    weights = torch.ones(1, 7, 7).tril() / 7
+    view = AttentionMap(from_weights(weights, [*"abcdefg"])["decoder.0.self"], 0)
+    seen = sum_blocks(sum_blocks(weights[0], blocks[0], 0), blocks[1], 1) > 0
+    for grid in (view.sum_overview(0), view.sum_window(0, range(7), range(7), blocks)):
+        assert is_hidden(grid.sums).equal(~seen if grid.blocks == blocks else torch.ones(7, 7).triu(1).bool())

@@ -134,11 +134,14 @@ class AttentionMap:
             for part, first, pixel in zip(area, self.first, self.blocks, strict=True)
         )
         together = [max(1, -(-block // pixel)) for block, pixel in zip(blocks, self.blocks, strict=True)]
-        sums = sum_blocks(sum_blocks(self._read_map(head)[rows, columns], together[0], 0), together[1], 1)
+        weights = self._read_map(head)[rows, columns]
+        both = torch.stack([weights, (~is_hidden(weights)).to(weights)])
+        sums, seen = sum_blocks(sum_blocks(both, together[0], 1), together[1], 2)
         height, width = (count * pixel for count, pixel in zip(together, self.blocks, strict=True))
+        hidden: Tensor | None = seen == 0
         if self.sight.kept is not None:
-            sums = _mark_hidden(sums, self.windows(head).find_hidden_blocks(area[0], area[1], (height, width)))
-        return Grid(sums, (height, width), self.step == 1, (area[0], area[1]))
+            hidden = self.windows(head).find_hidden_blocks(area[0], area[1], (height, width))
+        return Grid(_mark_hidden(sums, hidden), (height, width), self.step == 1, (area[0], area[1]))
 
     def compute_weights(
         self, head: int, queries: range | None = None, keys: range | None = None
@@ -256,6 +259,11 @@ def _select_sample(counts: Int[Tensor, "batch heads tokens"], sample: int) -> In
     """The counts of a sample, one row for all heads if they agree."""
     counts = counts[sample if len(counts) > 1 else 0]
     return counts[:1] if bool((counts == counts[:1]).all()) else counts
+
+
+def is_hidden(weights: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
+    """Which weights are −0.0: those of keys that the mask hides."""
+    return weights.signbit() & (weights == 0)
 
 
 def _mark_hidden(

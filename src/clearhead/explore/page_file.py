@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import ConfigError, RecordError
-from clearhead.explore.attention_map import AttentionMap
+from clearhead.explore.attention_map import AttentionMap, is_hidden
 from clearhead.explore.scene import Scene
 from clearhead.explore.scene_json import BlockJson, SceneJson
 from clearhead.explore.tensor_encoding import (
@@ -312,7 +312,7 @@ def _encode_attention(
         if MIN_LEVELS < levels < LEVELS[0] and room:  # sums of rounded weights would be worse, and these are small
             sums = encode_floats(weights.sum(1))
             yield "sums", sums._replace(layout={**sums.layout, "heads": exact})
-        hidden = weights.signbit() & (weights == 0)
+        hidden = is_hidden(weights)
         if bool(hidden.any()):
             alike = bool((hidden == hidden[:1]).all())
             yield "hidden", encode_bytes((hidden[:1] if alike else hidden).numpy().astype(np.uint8))
