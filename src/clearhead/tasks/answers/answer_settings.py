@@ -10,15 +10,11 @@ from pydantic import Field
 
 from clearhead.tasks.answerer import Prediction
 from clearhead.tasks.answers.out_of_scope import Calibration
-from clearhead.tasks.settings import Data, Options, Section, TaskRecipe, Text, option
+from clearhead.tasks.settings import Options, Section, TaskRecipe, Text, option
 
 UNKNOWN = "I don't know"
 SHOWN_ANSWERS = 5  # in JSON unless --best says otherwise
 RANKED_ANSWERS = 10  # at least, for the scores
-
-
-class AnswersData(Data):
-    longest: int = Field(128, ge=1)
 
 
 class AnswersLoss(Section):
@@ -44,7 +40,6 @@ class AnswersSection(Section):
 
 
 class AnswersRecipe(TaskRecipe):
-    data: AnswersData
     text: Text = Text()
     loss: AnswersLoss = AnswersLoss()
     answers: AnswersSection = AnswersSection()
