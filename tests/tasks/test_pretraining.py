@@ -287,7 +287,7 @@ def test_recipes_that_belong_together_have_the_same_tokenizer(recipe, fine):
 
 
 def test_a_tokenizer_with_a_mask_is_written_and_read(tmp_path):
-    for kind in ("bpe", "character"):
+    for kind in ("bpe", "unigram", "character"):
         tokenizer = Tokenizer.train(["low <mask> lower 我爱你"] * 4, kind=kind, vocabulary=300, mask=True)
         assert tokenizer.mask == tokenizer.size - 1
         assert tokenizer.pieces([tokenizer.mask]) == ["<mask>"]

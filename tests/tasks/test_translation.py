@@ -61,7 +61,7 @@ def test_nothing_in_nothing_out(translator):
     assert [answer.text for answer in translator.predict(["", "我", "  ", "你", ""])] == ["", "I", "", "you", ""]
 
 
-@pytest.mark.parametrize("kind", ["bpe", "character"])
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "character"])
 def test_nothing_is_nothing_to_every_kind_of_tokenizer(kind):
     processor = prepared(sentences(50), {"tokenizer": kind})
     answerer = TranslationAnswerer(processor, untrained(processor))

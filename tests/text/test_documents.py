@@ -66,7 +66,7 @@ def test_a_document_is_split_by_characters_as_nanogpt_does():
         split_document(Row(("012345678\n",), "a.txt", 1), 0.1)
 
 
-@given(st.text(max_size=40), st.sampled_from(["bpe", "character"]))
+@given(st.text(max_size=40), st.sampled_from(["bpe", "character", "unigram"]))
 @settings(max_examples=30)
 def test_an_exact_tokenizer_gives_every_text_back(text, kind):
     tokenizer = exact_tokenizer(kind)

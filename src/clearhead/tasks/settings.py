@@ -82,7 +82,7 @@ class Data(Section):
 class Text(Section):
     """`[text]`: how text becomes tokens."""
 
-    tokenizer: Literal["bpe", "character"] = "bpe"
+    tokenizer: Literal["bpe", "unigram", "character"] = "bpe"
     vocabulary: int = Field(8000, ge=300)
     script: Literal["simplified"] | None = None  # traditional Chinese characters become these
     lowercase: bool = False

@@ -125,7 +125,8 @@ def train_vocabulary(
     alphabet = set(ranked[: _count_alphabet(ranked, counts, room)]) - {GAP}
     gaps = str.maketrans(dict.fromkeys(set(ranked) - alphabet, GAP))
     texts = [text.translate(gaps) for text in texts] if gaps else texts
-    return _train_bpe(texts, room, exact, fixed, last)
+    train = _train_bpe if kind == "bpe" else _train_unigram
+    return train(texts, room, exact, fixed, last)
 
 
 def _count_alphabet(ranked: list[str], counts: Counter[str], room: int) -> int:
@@ -148,6 +149,39 @@ def _make_bpe(pieces: Iterable[str], merges: list[tuple[str, str]], has_whole: b
     """With whole pieces a word that is a piece is taken as it is: no merges lead to those."""
     vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *BYTES, *pieces])}
     return models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, ignore_merges=has_whole)
+
+
+def _train_unigram(texts: list[str], room: int, exact: bool, whole: list[str], last: Sequence[str]) -> models.Model:
+    unknown = "<unk>"
+    trainer = trainers.UnigramTrainer(
+        vocab_size=room + 1,  # the unknown token is removed below
+        special_tokens=[unknown],
+        unk_token=unknown,
+        max_piece_length=LONGEST_PIECE,
+        show_progress=False,
+    )
+    trained: dict[str, float] = dict(_run_trainer(models.Unigram(), texts, trainer, exact)["vocab"])
+    del trained[unknown]
+    scores = _make_deterministic(trained)
+    lowest = min(scores.values())
+    pieces = sorted(scores, key=lambda piece: (-scores[piece], piece))
+    fixed = [(piece, lowest) for piece in (*SPECIAL, *BYTES)] + [(piece, 0.0) for piece in whole]
+    # The library needs an id for unknown characters; with byte fallback it is never used.
+    ranked = [*((piece, scores[piece]) for piece in pieces), *((piece, lowest) for piece in last)]
+    return models.Unigram([*fixed, *ranked], unk_id=0, byte_fallback=True)
+
+
+def _make_deterministic(scores: dict[str, float]) -> dict[str, float]:
+    """Scores that do not depend on the iteration order of the trainer's hash maps.
+
+    That order changes the last digits of sums. And unused characters get the lowest score plus 0.0001 times their
+    index in that order: here all of them get the lowest.
+    """
+    lowest, step = min(scores.values()), 0.0001
+    singles = [piece for piece in scores if len(piece) == 1]
+    walked = lowest + step * len(singles)
+    settled = {piece: lowest if len(piece) == 1 and score < walked else score for piece, score in scores.items()}
+    return {piece: round(score, 4) for piece, score in settled.items()}
 
 
 def _run_trainer(model: models.Model, texts: list[str], trainer: Any, exact: bool) -> dict[str, Any]:

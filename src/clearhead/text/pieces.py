@@ -47,7 +47,7 @@ def mark_word(tokenizer: Tokenizer, word: str) -> str:
     >>> mark_word(Tokenizer.train(["low"], vocabulary=300), "住")
     '▁住'
     """
-    return SPACE_MARK + word if tokenizer.settings["kind"] == "bpe" else word
+    return SPACE_MARK + word if tokenizer.settings["kind"] in ("bpe", "unigram") else word
 
 
 def _find_overlaps(offsets: Sequence[tuple[int, int]]) -> set[int]:

@@ -24,7 +24,7 @@ from clearhead.text.hf_tokenizers import (
 )
 
 FORMAT = 1
-KINDS = ("bpe", "character")
+KINDS = ("bpe", "unigram", "character")
 HUGGINGFACE = "huggingface"  # the kind of a tokenizer that was taken over
 ROLES = {"pad": ("pad_token",), "start": ("cls_token", "bos_token"), "end": ("sep_token", "eos_token")}
 SPACE_MARK = "▁"
@@ -90,10 +90,11 @@ class Tokenizer:
     ) -> Tokenizer:
         """A tokenizer with at most `vocabulary` numbers, learned from texts; the same texts give the same one.
 
-        `kind` is "bpe" (pairs that occur often are merged) or "character". `script="simplified"` reads traditional
-        Chinese characters, and rare variants, as simplified ones. With `exact`, nothing else is normalised: line
-        breaks, spaces and all characters come back as they were. Each of `pieces`, such as #Person1#, is one number
-        wherever it is written. With `mask`, the last number is that of a mask token.
+        `kind` is "bpe" (pairs that occur often are merged), "unigram" (the likeliest pieces, found by EM; slow) or
+        "character". `script="simplified"` reads traditional Chinese characters, and rare variants, as simplified ones.
+        With `exact`, nothing else is normalised: line breaks, spaces and all characters come back as they were. Each
+        of `pieces`, such as #Person1#, is one number wherever it is written. With `mask`, the last number is that of a
+        mask token.
 
         >>> Tokenizer.train(["a"], kind="character", exact=True).normal(" a\\n\\n  ①")
         ' a\\n\\n  ①'

@@ -39,7 +39,7 @@ class SoundData(Data):
 class SoundText(Text):
     """`[text]` of transcription."""
 
-    tokenizer: Literal["bpe", "character"] = "character"
+    tokenizer: Literal["bpe", "unigram", "character"] = "character"
     lowercase: bool = True
 
 
