@@ -1,4 +1,4 @@
-"""CTC: the best path judged by enumerating all paths; alignment by hand and by all paths."""
+"""CTC: the best path and the best texts judged by enumerating all paths; alignment by hand and by all paths."""
 
 import math
 from itertools import product
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.decode import align_tokens, ctc_greedy
+from clearhead.decode import align_tokens, ctc_beam_search, ctc_greedy
 from clearhead.decode.ctc import collapse_path
 from clearhead.errors import DecodeError
 
@@ -45,6 +45,37 @@ def test_greedy_is_the_best_path():
             assert best.tokens == collapse_path(path, blank)
             assert best.log_probability == pytest.approx(score, abs=EXACT)
     assert ctc_greedy(torch.zeros(0, 3)).tokens == []
+
+
+@given(st.integers(0, 5), st.integers(2, 4), st.integers(0, 10_000), st.data())
+def test_a_wide_beam_search_is_the_sum_over_all_paths(frames, labels, seed, data):
+    blank = data.draw(st.integers(0, labels - 1))
+    log_probs = random_frames(frames, labels, seed)
+    sums: dict[tuple[int, ...], float] = {}
+    for path, score in all_paths(log_probs):
+        tokens = tuple(collapse_path(path, blank))
+        sums[tokens] = sums.get(tokens, 0.0) + math.exp(score)
+    found = ctc_beam_search(log_probs, beams=2000, best=2000, blank=blank)
+    assert [tuple(text.tokens) for text in found] == sorted(sums, key=lambda tokens: -sums[tokens])
+    for text in found:
+        assert text.log_probability == pytest.approx(math.log(sums[tuple(text.tokens)]), abs=EXACT)
+        assert text.score == text.log_probability / (len(text.tokens) + 1)
+
+
+def test_the_sum_may_beat_the_best_path():
+    # Blank wins both frames with 0.6; "1" has 0.4·0.4 + 2·0.4·0.6 = 0.64 against 0.36 for nothing.
+    log_probs = torch.tensor([[0.6, 0.4], [0.6, 0.4]], dtype=torch.float64).log()
+    assert ctc_greedy(log_probs).tokens == []
+    (found,) = ctc_beam_search(log_probs, beams=4)
+    assert found.tokens == [1]
+    assert math.exp(found.log_probability) == pytest.approx(0.64)
+
+
+def test_a_narrow_beam_finds_what_is_clear():
+    path = [0, 3, 3, 0, 0, 5, 5, 2, 0, 2, 2, 0] * 4
+    log_probs = (8.0 * torch.nn.functional.one_hot(torch.tensor(path), 7)).double().log_softmax(-1)
+    for beams in (1, 3):
+        assert ctc_beam_search(log_probs, beams=beams)[0].tokens == collapse_path(path)
 
 
 def test_alignment_by_hand():
@@ -89,6 +120,7 @@ def test_wrong_input_is_named():
 
     for call, said in [
         (lambda: ctc_greedy(frames * math.nan), "NaN"),
+        (lambda: ctc_beam_search(frames * math.nan, beams=2), "NaN"),
         (lambda: align_tokens(frames, [0]), "label 0 cannot be aligned"),
         (lambda: align_tokens(frames, [3]), "label 3 cannot be aligned"),
         (lambda: align_tokens(frames * math.nan, [1]), "NaN"),

@@ -1,4 +1,4 @@
-"""CTC: the best path of a sound, the frames of known tokens (forced alignment), joint decoding.
+"""CTC: the best path and the best texts of a sound, the frames of known tokens (forced alignment), joint decoding.
 
 A path has one label for each frame. It spells the tokens that are left after equal neighbours are merged and blanks are
 removed (Graves et al., 2006). Joint decoding adds the scores of an attention decoder, token by token (Watanabe et al.
@@ -53,6 +53,46 @@ def ctc_greedy(log_probs: Float[Tensor, "frames vocabulary"], *, blank: int = 0)
         raise DecodeError("log-probabilities are NaN")
     tokens = collapse_path(labels.tolist(), blank)
     return Hypothesis(tokens, total / (len(tokens) + 1), total, True)
+
+
+def ctc_beam_search(
+    log_probs: Float[Tensor, "frames vocabulary"], *, beams: int, best: int = 1, blank: int = 0
+) -> list[Hypothesis]:
+    """The `best` most probable texts of one sound, best first, of a search that keeps `beams` prefixes at each frame.
+
+    A prefix counts with all kept paths that spell it, and only the `2 · beams` most probable tokens of a frame extend
+    it. With enough beams the sums are exact.
+
+    >>> frames = torch.tensor([[0.6, 0.4], [0.6, 0.4]]).log()  # the best path is blank, blank
+    >>> round(math.exp(ctc_beam_search(frames, beams=2)[0].log_probability), 2), ctc_greedy(frames).tokens
+    (0.64, [])
+    """
+    frames = log_probs.detach().cpu().double()
+    if frames.isnan().any():
+        raise DecodeError("log-probabilities are NaN")
+    tokens = frames.index_fill(1, torch.tensor(blank), -math.inf).topk(min(2 * beams, frames.shape[1] - 1)).indices
+    # The log-probability of each prefix's paths that end with a blank, and of those that end with its last token.
+    prefixes: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, -math.inf)}
+    for frame, candidates in zip(frames.tolist(), tokens.tolist(), strict=True):
+        grown = {
+            prefix: (_add_logs(*ends) + frame[blank], ends[1] + frame[prefix[-1]] if prefix else -math.inf)
+            for prefix, ends in prefixes.items()
+        }
+        for prefix, ends in prefixes.items():
+            for token in candidates:
+                before = ends[0] if prefix[-1:] == (token,) else _add_logs(*ends)  # after itself only behind a blank
+                after_blank, after_token = grown.get((*prefix, token), (-math.inf, -math.inf))
+                grown[*prefix, token] = (after_blank, _add_logs(after_token, before + frame[token]))
+        ranked = sorted(grown.items(), key=lambda pair: -_add_logs(*pair[1]))[:beams]
+        prefixes = {prefix: ends for prefix, ends in ranked if max(ends) > -math.inf}
+    totals = [(list(prefix), _add_logs(*ends)) for prefix, ends in prefixes.items()]
+    return [Hypothesis(text, total / (len(text) + 1), total, True) for text, total in totals[:best]]
+
+
+def _add_logs(one: float, other: float) -> float:
+    """log(exp(one) + exp(other))"""
+    most = max(one, other)
+    return most if most == -math.inf else most + math.log1p(math.exp(min(one, other) - most))
 
 
 def align_tokens(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.audio import LogMelSettings, SoundPiece, compute_log_mel, mask_spectrogram, split_at_silence
-from clearhead.decode import Hypothesis, JointWriter, ctc_greedy
+from clearhead.decode import Hypothesis, JointWriter, ctc_beam_search, ctc_greedy
 from clearhead.errors import ConfigError
 from clearhead.model import SpeechModel
 from clearhead.model.speech_model import count_positions
@@ -188,13 +188,15 @@ class TranscriptionGeneration(Generation[TranscriptionProcessor, Any, Stretch]):
     def search_parts(
         self, parts: Sequence[Stretch], search: Search, prefixes: Sequence[list[int]], numbers: Sequence[PartNumber]
     ) -> list[list[Hypothesis]]:
-        """By joint decoding; CTC's most probable path, where one beam is searched and CTC decides alone."""
-        if self.ctc_weight < 1 or search.beams > 1 or search.sampling_options is not None or any(prefixes):
+        if self.ctc_weight < 1 or search.sampling_options is not None or any(prefixes):
             return super().search_parts(parts, search, prefixes, numbers)
         for begin in range(0, len(parts), search.batch):
             self.encode(parts[begin : begin + search.batch])
-        blank = self.processor.blank
-        return [[ctc_greedy(part.log_probs, blank=blank)] for part in parts if part.log_probs is not None]
+        log_probs = [part.log_probs for part in parts if part.log_probs is not None]
+        blank, beams = self.processor.blank, search.beams
+        if beams == 1:
+            return [[ctc_greedy(of_part, blank=blank)] for of_part in log_probs]
+        return [ctc_beam_search(of_part, beams=beams, best=search.best, blank=blank) for of_part in log_probs]
 
     def stream(self, source: Any, prefix: Sequence[int], number: int) -> Iterator[str]:
         if self.ctc_weight == 1:
