@@ -87,7 +87,8 @@ def _has_extras() -> bool:
 
 
 # Without the extras, `from clearhead import *` still works.
-__all__ = sorted(name for name, home in _HOME_OF.items() if home not in _EXTRA or _has_extras())
+_HERE = _HOMES.keys() if _has_extras() else _HOMES.keys() - _EXTRA
+__all__ = sorted(name for name, home in _HOME_OF.items() if home in _HERE)
 
 
 def __getattr__(name: str) -> Any:
