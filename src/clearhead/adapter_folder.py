@@ -26,7 +26,6 @@ from clearhead.model.weight_storage import unpack_weights
 from clearhead.storage import file_checksum, read_json
 
 ADAPTER, CONFIG, WEIGHTS, SHARDS = "adapter.safetensors", "config.json", "model.safetensors", "model-*.safetensors"
-SHIPPED = "shipped:"
 
 Tensors = dict[str, Shaped[Tensor, "..."]]
 
@@ -90,8 +89,8 @@ class Adapter:
 
     def _list_places(self, folder: Path) -> list[Path]:
         """Where the base model may be: a shipped model, beside the adapter as in training, or where it was."""
-        if self.base.startswith(SHIPPED):
-            model = shipped.model(self.base.removeprefix(SHIPPED))
+        if self.base.startswith(shipped.PREFIX):
+            model = shipped.model(self.base.removeprefix(shipped.PREFIX))
             return [] if model is None else [model]
         places = [] if self.relative is None else [Path(os.path.normpath(folder.resolve() / self.relative))]
         return [*places, Path(self.base)]
@@ -107,7 +106,7 @@ def describe_base(base: Path, folder: Path, *, rank: int, alpha: float, on: list
     base = base.resolve()
     files = {name: file_checksum(base / name) for name in [CONFIG, *_weight_files(base)]}
     if shipped.model(base.name) is not None and shipped.model(base.name) == base:
-        return Adapter(rank, alpha, on, f"{SHIPPED}{base.name}", None, files)
+        return Adapter(rank, alpha, on, f"{shipped.PREFIX}{base.name}", None, files)
     try:
         relative = os.path.relpath(base, folder.resolve())
     except ValueError:  # on another drive of Windows

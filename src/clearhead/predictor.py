@@ -31,7 +31,6 @@ from clearhead.tasks.trace import Trace, Tracer
 from clearhead.text import Row
 from clearhead.text.documents import is_plain_text
 
-SHIPPED = "shipped:"
 DATA = (str, Path, Mapping)
 Examples = str | Path | Mapping[str, str | Path] | Sequence[Row] | Sequence[Sequence[Any]]
 FINE_MAP_FROM_TOKENS = 8192  # longer texts get maps with more pixels
@@ -57,12 +56,12 @@ def load(path_or_name: str | Path, *, device: str = "auto", base: str | Path | N
 def find_model(path_or_name: str | Path) -> Path:
     """The folder of a model; one that exists wins over a shipped one of its name, which `shipped:NAME` always means."""
     path, name = Path(path_or_name), str(path_or_name)
-    shipped_model = shipped.model(name.removeprefix(SHIPPED))
+    shipped_model = shipped.model(name.removeprefix(shipped.PREFIX))
     trained = any((path / part / CONFIG).exists() for part in ("", "model"))
     if path.exists() and (trained or shipped_model is None):
         return path
     if shipped_model is None:
-        wanted, names = name.removeprefix(SHIPPED), shipped.models()
+        wanted, names = name.removeprefix(shipped.PREFIX), shipped.models()
         what = f"the shipped ones are {', '.join(names)}" if names else "none are shipped"
         hint = suggest_name(wanted, names, otherwise="")
         raise CheckpointError(
@@ -171,8 +170,8 @@ class Predictor:
         if not isinstance(data, DATA):
             return self._make_rows(data, columns)
         documents = self.processor.documents
-        if isinstance(data, str) and data.startswith(SHIPPED):
-            data = shipped.corpus(data.removeprefix(SHIPPED))
+        if isinstance(data, str) and data.startswith(shipped.PREFIX):
+            data = shipped.corpus(data.removeprefix(shipped.PREFIX))
         elif columns is None and not isinstance(data, Mapping):
             # Its columns are those of the training files; a plain text of documents has none.
             columns = self.columns if documents is None or not is_plain_text(Path(data)) else None

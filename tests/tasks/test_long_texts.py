@@ -44,7 +44,7 @@ LABELS = [text.split()[0] for text in TEXTS]
 @pytest.fixture
 def read(monkeypatch):
     """Sets small limits; what was read: lengths of texts for the tokenizer, and shapes of batches for the encoder."""
-    monkeypatch.setattr(text_windows, "LONGEST_TEXT", 600)
+    monkeypatch.setattr(text_windows, "MAX_CHARACTERS", 600)
     monkeypatch.setattr(text_windows, "READ_AT_ONCE", 32)
     characters, batches = list[int](), list[tuple[int, ...]]()
     encode_all, forward = Tokenizer.encode_all, Encoder.forward
@@ -132,7 +132,7 @@ def test_a_text_with_masks_is_refused_beyond_what_is_read_at_once():
 
 
 def test_a_text_to_summarise_is_refused_beyond_what_is_read_at_once(monkeypatch):
-    monkeypatch.setattr(summarisation, "LONGEST_TEXT", 40)
+    monkeypatch.setattr(summarisation, "MAX_SOURCE_TOKENS", 40)
     model = {"width": 20, "heads": 5, "encoder_window": 8}
     for changes, fits in (({}, False), ({"model": model}, True)):
         answerer = make_answerer(recipe_of("summarisation", **changes), TEXTS, LABELS)

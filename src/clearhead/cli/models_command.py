@@ -25,7 +25,8 @@ def models() -> None:
     recipes = _find_all(shipped.recipes(), shipped.recipe)
     _print_table("recipes", ["name", "about"], [[name, _read_recipe(path).get("about", "")] for name, path in recipes])
     corpora = _find_all(shipped.corpora(), shipped.corpus)
-    _print_table("corpora", ["name", "size"], [[f"shipped:{name}", _format_size(path)] for name, path in corpora])
+    sizes = [[f"{shipped.PREFIX}{name}", _format_size(path)] for name, path in corpora]
+    _print_table("corpora", ["name", "size"], sizes)
     flush_output()
 
 

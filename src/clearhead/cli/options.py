@@ -88,7 +88,7 @@ def find_task(arguments: Sequence[str]) -> Task | None:
     import clearhead.shipped as shipped
 
     name = next((text for text in arguments if not text.startswith("-")), "")
-    folders = [Path(name), Path(name, "model"), shipped.model(name.removeprefix("shipped:"))]
+    folders = [Path(name), Path(name, "model"), shipped.model(name.removeprefix(shipped.PREFIX))]
     for folder in folders:
         with suppress(OSError, ValueError, KeyError, AttributeError, TypeError):
             config = json.loads(Path(str(folder), "config.json").read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 CORPORA, RECIPES, MODELS = HERE / "corpora", HERE / "recipes", HERE / "models"
 FONT = HERE / "fonts" / "clearhead-cjk.ttf"  # has Chinese characters; its family is `Clearhead CJK`
 TABLE, TEXT, RECIPE = ".tsv.gz", ".txt.gz", ".toml"
+PREFIX = "shipped:"  # before a name that could also be that of a file or folder
 
 
 def corpora() -> list[str]:

@@ -27,7 +27,7 @@ from clearhead.tasks.trace import Trace
 from clearhead.text import Row, read
 from clearhead.text.pieces import surface_forms
 
-LONGEST_TEXT = 16_384  # tokens; attention takes time by the square of their number
+MAX_SOURCE_TOKENS = 16_384  # tokens; attention takes time by the square of their number
 LEAD_LINES = 3  # lines that the baseline takes from a dialogue
 
 
@@ -90,13 +90,13 @@ class SummaryProcessor(PairProcessor[SummaryRecipe]):
 class SummaryGeneration(TextGeneration[SummaryProcessor]):
     """One summary of each text: texts are neither split nor cut.
 
-    One of more than LONGEST_TEXT tokens is refused, unless the model has an `encoder_window`.
+    One of more than MAX_SOURCE_TOKENS tokens is refused, unless the model has an `encoder_window`.
     """
 
     output_name = "summary"
 
     def split(self, text: str) -> list[list[int]]:
-        parts, most = super().split(text), max(LONGEST_TEXT, self.processor.stored.longest_text)
+        parts, most = super().split(text), max(MAX_SOURCE_TOKENS, self.processor.stored.longest_text)
         config = self.processor.config
         near = config.window is not None or config.encoder_window is not None
         if parts and len(parts[0]) > most and not near:

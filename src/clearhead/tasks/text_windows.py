@@ -17,7 +17,7 @@ from clearhead.text.batches import pad_sequences, token_batches
 from clearhead.text.pieces import surface_forms
 
 READ_AT_ONCE = 4096  # tokens, where positions have no limit: attention takes time by the square of their number
-LONGEST_TEXT = 100_000  # characters that are read
+MAX_CHARACTERS = 100_000  # of a text that are read
 PAIR_WINDOWS = 8  # of each text of a pair, for every window of the one meets every window of the other
 
 
@@ -34,9 +34,10 @@ def window_size(config: ModelConfig, longest: int = 0) -> int:
 
 def cut_text(text: str) -> tuple[str, list[str]]:
     """The beginning of a text that is read, and a note if that is not all of it."""
-    if len(text) <= LONGEST_TEXT:
+    if len(text) <= MAX_CHARACTERS:
         return text, []
-    return text[:LONGEST_TEXT], [f"the text has {len(text):,} characters: only the first {LONGEST_TEXT:,} were read"]
+    note = f"the text has {len(text):,} characters: only the first {MAX_CHARACTERS:,} were read"
+    return text[:MAX_CHARACTERS], [note]
 
 
 def split_windows(tokens: Sequence[int], size: int) -> list[list[int]]:

@@ -215,8 +215,8 @@ def resolve_path(name: str, base: Path) -> Path:
     """
     if is_generated(name):
         return Path(name)
-    if name.startswith("shipped:"):
-        return shipped.corpus(name.removeprefix("shipped:"))
+    if name.startswith(shipped.PREFIX):
+        return shipped.corpus(name.removeprefix(shipped.PREFIX))
     path = Path(name).expanduser()
     # A path given with --set may be relative to the current folder.
     return path if path.exists() and not (base / path).exists() else base / path

@@ -122,7 +122,7 @@ def _read_start(where: Path) -> dict[str, Any]:
 
 def _find_folder(name: str, base: Path) -> Path:
     path = Path(name).expanduser()
-    for folder in (base / path, path, shipped.model(name.removeprefix("shipped:"))):
+    for folder in (base / path, path, shipped.model(name.removeprefix(shipped.PREFIX))):
         if folder is not None and folder.is_dir():
             return enter_run(folder)
     raise ConfigError(

@@ -24,7 +24,7 @@ from clearhead.tasks.answers.answer_settings import RANKED_ANSWERS, AnswerPredic
 from clearhead.tasks.answers.question_answerer import QuestionAnswerer, QuestionTracer, make_report, score_answers
 from clearhead.tasks.baselines import TfidfBaseline
 from clearhead.tasks.task import Action, Task
-from clearhead.tasks.text_windows import LONGEST_TEXT
+from clearhead.tasks.text_windows import MAX_CHARACTERS
 from clearhead.text import Row
 
 # A word, or one character of a script that is written without spaces.
@@ -177,8 +177,8 @@ def read_pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
                 raise DataError(f"{where}the {name} is empty; nothing was added")
             if re.search("[\ud800-\udfff]", text):  # as Python makes of an argument that is no UTF-8
                 raise DataError(f"{where}the {name} {text!r:.60} is not UTF-8; nothing was added")
-            if len(text) > LONGEST_TEXT:
-                problem = f"the {name} has {len(text):,} characters, more than {LONGEST_TEXT:,}"
+            if len(text) > MAX_CHARACTERS:
+                problem = f"the {name} has {len(text):,} characters, more than {MAX_CHARACTERS:,}"
                 raise DataError(f"{where}{problem}; shorten it; nothing was added")
     return [(question.strip(), answer.strip()) for _, question, answer in rows]
 

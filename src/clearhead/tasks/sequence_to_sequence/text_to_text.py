@@ -32,7 +32,7 @@ from clearhead.tasks.sequence_to_sequence.generation import (
 )
 from clearhead.tasks.sequence_to_sequence.search import Decode
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
-from clearhead.tasks.text_windows import LONGEST_TEXT
+from clearhead.tasks.text_windows import MAX_CHARACTERS
 from clearhead.tasks.trace import Trace
 from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch, Ragged, pad_sequences
@@ -300,8 +300,8 @@ class TextGeneration(Generation[TextToTextT, str, list[int]]):
 
 def check_characters(text: str) -> None:
     """Refuses a text that is split into so many parts that writing them all takes minutes."""
-    if len(text) > LONGEST_TEXT:
-        problem = f"has {len(text):,} characters, more than {LONGEST_TEXT:,}"
+    if len(text) > MAX_CHARACTERS:
+        problem = f"has {len(text):,} characters, more than {MAX_CHARACTERS:,}"
         raise DataError(f"the text {text[:40]!r}… {problem}; give it as several texts")
 
 
