@@ -34,7 +34,7 @@ from clearhead.tasks import TASKS, Task
 from clearhead.tasks.processor import AnyProcessor
 from clearhead.text.corpora import SKIP
 
-FORMAT, ADAPTER_FORMAT = 1, 2  # of a model; of an adapter, which earlier versions cannot read
+FORMAT, ADAPTER_FORMAT = 1, 2  # of a folder with a whole model, or with an adapter
 CONFIG, WEIGHTS, METRICS, CARD, RECIPE = "config.json", "model.safetensors", "metrics.json", "README.md", "recipe.toml"
 FIELDS = {"task": str, "model": dict, "settings": dict, "weights": str}
 

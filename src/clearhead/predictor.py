@@ -140,8 +140,8 @@ class Predictor:
     def evaluate(self, data: Examples, *, columns: Columns = None, **options: Any) -> dict[str, float | str]:
         """Scores on one file, on one per column (`{"source": …, "target": …}`), on `shipped:NAME`, on pairs of texts.
 
-        `columns` says where a file's names are not those of the training data, or else the task's: the fields of a TSV
-        in their order ("-" skips one), or what a CSV or JSONL calls each column, `{"source": "zh", "target": "en"}`.
+        A file has the columns of the training data, or else the task's, unless `columns` says otherwise: fields of a
+        TSV in order ("-" skips one), or the names in a CSV or JSONL, such as `{"source": "zh", "target": "en"}`.
         """
         return self.evaluate_rows(data, columns=columns, **options).scores
 

@@ -56,7 +56,7 @@ def perturb_speed(
 ) -> tuple[Float[Tensor, "batch resampled"], Int[Tensor, " batch"]]:
     """Every sound at a speed drawn from `speeds`, and the new lengths; 1.1 is a tenth faster, and higher.
 
-    The result is as wide as the slowest of `speeds` makes it whatever was drawn, so shapes are few.
+    The result always has the width of the slowest of `speeds`, so that shapes are few.
     """
     check_speeds(speeds)
     drawn = torch.randint(len(speeds), (len(sound),), generator=generator, device=generator.device).tolist()

@@ -29,10 +29,10 @@ def beam(
 ) -> list[list[Hypothesis]]:
     """For each row its `best` hypotheses, best first, of a search with `beams`; `Rules` explains the other options.
 
-    Each step extends every beam by every token, and takes the `2 · beams` most probable results: an end among
-    the first `beams` of them is kept as a hypothesis, with the score `log-probability / length**length_penalty`;
-    the most probable others are the next beams. A row is finished when `beams` hypotheses are kept, and no beam would
-    beat the worst of them if it ended now.
+    Each step extends every beam by every token, and takes the `2 · beams` most probable results. An end among the
+    first `beams` of them is kept as a hypothesis. Its score is `log-probability / length**length_penalty`. The most
+    probable results without an end are the next beams. A row is finished when `beams` hypotheses are kept, and no beam
+    would beat the worst of them if it ended now.
 
     These are the rules of `generate` in transformers, so that outputs can be compared line by line.
     """

@@ -56,9 +56,9 @@ def sample(
 ) -> list[Hypothesis]:
     """For each row, one hypothesis whose tokens are drawn from `distribution`; `Rules` explains the other options.
 
-    Each row draws numbers of its own: with one `generator` they depend on its seed and on the row's number, with
-    one for each row on that one alone; never on what other rows there are, on the device, or on `max_length`.
-    So a row comes out the same in any batch, but for the rounding of the model's scores.
+    Each row draws random numbers of its own. With one `generator` for all rows they depend on its seed and the row's
+    number; with one for each row, on that one alone. They never depend on other rows, the device or `max_length`. So a
+    row comes out the same in any batch, but for the rounding of the model's scores.
 
     `log_probability` and `score` (its mean) are the model's own, at temperature 1 and with nothing cut.
     """

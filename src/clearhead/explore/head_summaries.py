@@ -154,9 +154,9 @@ def choose_opening_head(
     """The name and head: the best alignment, else one of the last cross-attention.
 
     The best has the largest score times agreement with the other heads; among equals, the one in a later layer. Over
-    patches and frames it is the head with the largest mutual information of words and places. Without cross-attention
-    it is the one with the largest mutual information of queries and keys among the heads that follow more than the
-    position: induction and duplicate heads first, then those without a role.
+    patches and frames it is the head with the largest mutual information of words and places. Without cross-attention,
+    heads that only follow positions are left out. Of the induction and duplicate heads, or else of those without a
+    role, it is the one with the largest mutual information of queries and keys.
     """
     crossing = [name for name, attention in maps.items() if attention.sight.cross]
     sights, samples = [maps[name].sight for name in crossing], [maps[name].sample for name in crossing]
@@ -218,8 +218,8 @@ def measure_agreement(sights: Sequence[Sight], samples: Sequence[int]) -> list[l
 def find_most_informative(sights: Sequence[Sight], samples: Sequence[int]) -> tuple[str, int]:
     """The name and head with the largest mutual information of queries and keys, by the maps of these attentions.
 
-    In it every query looks sharply, and each at other keys than the rest: the head to begin with where a word belongs
-    to many patches or frames, so that no single weight is large. The later one among equals.
+    In this head every query attends to few keys, and each to other ones. It is shown first where a word belongs to many
+    patches or frames, so that no single weight is large. Among equals it is the later one.
     """
     scored = [
         (information, layer, head)

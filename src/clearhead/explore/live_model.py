@@ -34,11 +34,11 @@ from clearhead.tasks.settings import Options, option_names, validate
 from clearhead.tasks.trace import AnswerPart, ContinuableTracer, Trace, Tracer
 
 MAX_CHARACTERS = 100_000  # of a text that a page may send
-MAX_TOKENS = 32_768  # of such a text: a page keeps q and k of all of them in memory
+MAX_TOKENS = 32_768  # of a text that a page may send: q and k of all of them are kept in memory
 POSITION_TABLES = ("wpe", "position_embeddings", "embed_positions")  # their names in Hugging Face models
-LONG_TEXT = 500  # characters of a text above which it is read in the lane of long ones
-LONG_FILE = 2**20  # bytes of a file, likewise
-LONG_RECORD = 1000  # tokens of a record, likewise: of all its calls, and of what they read and write
+LONG_TEXT = 500  # characters; longer texts are read in the lane of long inputs
+LONG_FILE = 2**20  # bytes; larger files are read in that lane
+LONG_RECORD = 1000  # tokens read and written in all calls; requests about longer records go to that lane
 MAX_SECONDS = 5.0  # that the effects of all heads may take
 CHECK_INTERVAL = 0.05  # seconds between two checks whether the page of a request has left
 FREE_DELAY = 1.0  # seconds after which requests that are being answered no longer hold tensors of the text before

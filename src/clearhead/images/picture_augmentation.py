@@ -15,10 +15,10 @@ DRAWS = 16  # random numbers of each picture, whatever is switched on: more than
 
 
 class Augmentation(BaseModel):
-    """Random changes of a batch of pictures, of each its own; 0 switches one off. Hue stays: captions say red and blue.
+    """Random changes, different for each picture of a batch; 0 switches one off. Hue stays: captions say red and blue.
 
-    All random numbers come from the `generator`, the same count for each picture: with the same state of it the same
-    changes are made, on every device, whatever other pictures are in the batch.
+    Each picture takes the same count of random numbers from `generator`. So the same state of it makes the same changes
+    on every device.
 
     >>> pictures = torch.rand(2, 3, 8, 8)
     >>> first, second = (Augmentation()(pictures, torch.Generator().manual_seed(1)) for _ in range(2))

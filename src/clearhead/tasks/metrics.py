@@ -145,7 +145,7 @@ class CharacterTokenizer:
 def rouge_scores(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float | str]:
     """The mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L over all outputs, 0 to 100, with a signature that says how.
 
-    Each output has one or more references, of which the one with the largest F1 counts, for each kind of ROUGE.
+    Each output has one or more references; for each kind of ROUGE the one with the largest F1 counts.
     Words are compared by their stems (Porter's), as `RougeScorer(kinds, use_stemmer=True)` does. Where the
     references are Chinese, characters are compared.
 

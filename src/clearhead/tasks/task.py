@@ -53,12 +53,12 @@ class Task:
     answerer: type[AnyAnswerer]
     tracer: type[TaskTracer[Any]] | None
     metrics: tuple[str, ...]  # what it is scored by, beside the loss
-    minimised: tuple[str, ...] = ()  # those of them of which a smaller one is better, such as error rates
+    minimised: tuple[str, ...] = ()  # those of them that should be small, such as error rates
     input_kind: Literal["text", "picture", "sound"] = "text"  # inputs of the other kinds are files
     writes_lines: bool = False  # whether answers are texts with line breaks, which a terminal shows as they are written
     # The tables of `evaluate --report` below the scores, of the rows and their predictions.
     report: Callable[[Any, Rows, Sequence[Any]], str] | None = None
-    # Labels, and how often a row of the one (rows) was given the other (columns), for `evaluate --figure`.
+    # Labels, and how many texts of each label (rows) were given each label (columns), for `evaluate --figure`.
     confusion: Callable[[Any, Rows, Sequence[Any]], tuple[list[str], NDArray[np.int64]]] | None = None
     # What a simple method scores on rows (the last argument) that learns from the same training rows.
     baseline: Callable[[Any, Rows, Rows], Baseline] | None = None
@@ -66,9 +66,8 @@ class Task:
     contradict: Callable[[Any, Rows], bool] | None = None
     baseline_learns: bool = True  # whether `baseline` needs the training rows
     actions: Mapping[str, Action] = field(default_factory=dict)
-    variants: Mapping[str, Task] = field(
-        default_factory=dict
-    )  # by a recipe's `objective`, where that decides the parts
+    # By a recipe's `objective`, where that decides the parts.
+    variants: Mapping[str, Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("columns", "metric"):

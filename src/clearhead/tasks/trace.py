@@ -35,8 +35,8 @@ class Trace(NamedTuple):
     """What goes into one forward pass, and what should come out.
 
     `reads` are token numbers: of "source" and "target", or of "tokens"; the patches of a picture and the positions of a
-    sound, which is in `media`, are numbered from 0. `writes[i]` is what the model writes at the
-    i-th token of the last of them, −1 if nobody knows; nothing where it does not write tokens.
+    sound, which is in `media`, are numbered from 0. `writes[i]` is what the model writes at the i-th token of the last
+    of them, −1 if that is not known. It is empty for models that write no tokens.
     """
 
     reads: dict[str, list[int]]

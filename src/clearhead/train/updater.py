@@ -265,8 +265,8 @@ def _get_tensor(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tenso
 def learning_rate(kind: str, peak: float, step: int, *, warmup: int, done: float) -> float:
     """The learning rate of a step (the first is 1), when the share `done` (0 to 1) of the run is completed.
 
-    It rises for `warmup` steps, and after them it falls with 1/√step, or over the whole run on a half cosine or a
-    line that end at zero, or stays. (A warm-up of more than 0.4 of the run meets the fall before it is over.)
+    It rises for `warmup` steps. Then it stays, falls with 1/√step, or falls to zero at the end of the run, on a half
+    cosine or a line. (A warm-up of more than 0.4 of the run meets the fall before it is over.)
 
     >>> [learning_rate("inverse-sqrt", 1.0, step, warmup=4, done=step / 64) for step in (1, 4, 16, 64)]
     [0.25, 1.0, 0.5, 0.25]

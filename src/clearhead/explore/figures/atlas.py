@@ -41,9 +41,9 @@ def head_atlas(
 ) -> Figure:
     """A table for each kind of attention with one coloured cell per head, layers by heads.
 
-    The colour is the role, from `head_roles(model, inputs)` or with `by="role"` from the text of a Record alone; or the
-    mean of a measure over all queries of a Record: "entropy", "distance", "peak" or "first"; or a number per head from
-    a mapping such as `{"decoder.0.self": effects}`, which `by` then names. Cross-attention has no distance.
+    Colours show roles: those of `head_roles(model, inputs)`, or with `by="role"` those found in the text of a Record
+    alone. With `by="entropy"`, "distance", "peak" or "first" they show the mean over all queries of a Record. Or they
+    show a number per head, `{"decoder.0.self": effects}`, which `by` names. Cross-attention has no distance.
     """
     if isinstance(source, HeadRoles):
         return _draw_roles([(head.name, head.head, head.role, head.score) for head in source], title, source.notes)

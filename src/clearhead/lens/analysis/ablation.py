@@ -33,9 +33,9 @@ HeadChoice = Mapping[Any, HeadNumbers] | HeadRole | Iterable[Any]  # attentions 
 def ablate(model: nn.Module, heads: HeadChoice) -> Iterator[None]:
     """Within it these heads contribute nothing: their part of the input of W_O is zero. The bias of W_O stays.
 
-    Attentions are chosen as `watch` chooses them, by name, by a pattern such as "decoder.*.cross", or by the number of
-    the layer; heads by their numbers, from the end if negative, by a slice, or None for all of them. A list of pairs
-    such as [("decoder.0.self", 1)] chooses single heads, as what `roles.of("induction")` returns does.
+    As in `watch`, attentions are chosen by name, by a pattern such as "decoder.*.cross", or by the number of the layer.
+    Heads are chosen by number (from the end if negative), by a slice, or all of them by None. A list of pairs such as
+    [("decoder.0.self", 1)] chooses single heads; `roles.of("induction")` returns such a list.
 
     Of a model that norms its heads together before W_O (BitNet, DiffLlama) it is zero before that norm.
 

@@ -68,8 +68,8 @@ def rollout(record: Record | Forward, token: int, *, residual: float = 0.5) -> R
 def _split_by_side(sights: list[Sight]) -> tuple[list[Sight], list[Sight]]:
     """The layers that the token passed, and those of the source that they attend to.
 
-    The target's are those of the stack that holds cross-attention, whatever it is called: BERT as a decoder and the
-    Q-Former have theirs in an "encoder".
+    The target's layers are in the stack that holds cross-attention, under any name: BERT as a decoder and the Q-Former
+    have theirs in an "encoder".
     """
     stacks: dict[str, list[Sight]] = {}
     for sight in sights:

@@ -44,11 +44,11 @@ TokenChoice = Mapping[Any, int | slice | Collection[Any] | Tensor]  # by text, o
 def hide(model: nn.Module, tokens: TokenChoice) -> Iterator[None]:
     """Within it no query sees the keys of these tokens, in any layer that reads their text.
 
-    Tokens are named by text and position. Of an encoder-decoder, "source" is what the encoder and the cross-attention
-    read, "target" what the decoder reads; of every other model there is one text, "tokens". One attention can be
-    named, too, or several by a pattern such as "decoder.*.cross". Positions count the tokens that go in, from 0,
-    padding included. They are numbers or a slice, as in Python's indexing; negative ones count from the end of the text
-    in the first pass of a cache, and a slice without end goes on while the text grows. A number that no pass reached is
+    Tokens are named by text and position. An encoder-decoder has two texts: "source", which the encoder and the
+    cross-attention read, and "target", which the decoder reads. Every other model has one, "tokens". One attention can
+    be named, too, or several by a pattern such as "decoder.*.cross". Positions count the tokens that go in, from 0,
+    padding included. They are numbers or a slice, as in Python's indexing. Negative ones count from the end of the text
+    in the first pass of a cache. A slice without end goes on while the text grows. A number that no pass reached is
     refused at the end; a slice is cut.
 
     It is the same as a mask, `Mask.hidden`, over these keys: a query that sees nothing gets zeros. The token is not

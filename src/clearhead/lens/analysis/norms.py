@@ -105,8 +105,8 @@ def norm_weights(
 def coverage(sight: Sight) -> Float[Tensor, "batch heads"]:
     """How much of the source each head of a cross-attention covers: mean over visible keys of min(Σ_i w(i, j), 1).
 
-    1: every source token got, from all target tokens together, a weight of at least 1 (the coverage of Tu et al. 2016,
-    cut off as in Wu et al. 2016); fewer target than source tokens cannot cover it all. `sight.received` has the
+    It is the coverage of Tu et al. 2016, cut off as in Wu et al. 2016. It is 1 if each source token gets a weight of at
+    least 1 from all target tokens together, so never for fewer target than source tokens. `sight.received` has the
     coverage of each token.
     """
     seen = (sight.received > 0).any(1, keepdim=True)

@@ -56,8 +56,8 @@ def head_roles(
     hides, is removed (with `run`: its queries do not count). Queries that see fewer than 5 keys do not count either;
     for `local`, those that see fewer than 4 times as many as `near` spans. `rows=1/16` takes every 16th.
 
-    Induction and duplicates are measured on random tokens that are repeated, drawn with `seed` from the `vocabulary`
-    (how many numbers there are, or which; of an encoder-decoder perhaps a pair): the model's own, where it says so.
+    Induction and duplicates are measured on random tokens that are repeated, drawn with `seed` from the `vocabulary`: a
+    count or a list of token ids, for an encoder-decoder perhaps a pair of them. By default it is the model's own.
 
     Attention over another text has no neighbours: only `first`, `delimiter` and `broad` are measured.
     """

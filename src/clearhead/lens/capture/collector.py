@@ -164,8 +164,8 @@ class Collector:
 
         `first_query` and `first_key` are the document positions of the first of each; `tokens` is how many keys have
         one (None: all), where later keys are summaries. A `static` attention has no part in a cache that grows, and is
-        not reordered with its samples. `appended`: its keys and values are those of the step before and new ones, in
-        memory that nobody will write to, so that it can be measured later. `out` is the output projection, for norms.
+        not reordered with its samples. If it is `appended`, its keys and values are those of the step before and
+        new ones. Nobody will write to them, so it can be measured later. `out` is the output projection, for norms.
         """
         if name.partition(":")[0] not in self.settings.layers or not self.watches_thread():
             return

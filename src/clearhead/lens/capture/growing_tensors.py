@@ -29,8 +29,8 @@ class Reorder(NamedTuple):
 class BatchHistory:
     """All reorderings of a growing batch, and which row each sample of the final record had at each time.
 
-    A sample of the record is a path through time: it ends in a sample of the last batch, in one of an input that was
-    done before the others, or where a beam finished. `time` counts reorderings.
+    A sample of the record is a path through time. It ends in the last batch, where its input was done before the
+    others, or where a beam finished. `time` counts reorderings.
 
     >>> history = BatchHistory(2)
     >>> _ = history.add([0, 0, 1, 1])  # two beams each

@@ -1,7 +1,7 @@
 """MeasureQueue: small attentions, and decoding steps, wait and are measured together.
 
-Measuring one takes some dozens of operations or launches, whatever its size; together they take as many in all. On a
-CPU, PyTorch's threads also go on spinning for milliseconds after each operation of the model, beside those of the lens.
+Measuring takes some dozens of operations or launches, for one small attention as for many together. On a CPU, PyTorch's
+threads also go on spinning for milliseconds after each operation of the model, beside those of the lens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The attention modules of a Hugging Face model: which there are, their names, head counts and output projections.
 
 A module counts if its code gets its function from the attention interface of transformers. Names such as
-"encoder.0.self", "decoder.3.cross" or "vision.encoder.0.self" come from module paths alone, without a list of families:
-of "model.decoder.layers.3.encoder_attn" the number is the layer, "decoder" the stack, and "encoder_attn" means
-cross-attention; the rest is dropped as long as names stay distinct.
+"encoder.0.self", "decoder.3.cross" or "vision.encoder.0.self" come from module paths alone, without a list of families.
+In "model.decoder.layers.3.encoder_attn" the number is the layer, "decoder" the stack, and "encoder_attn" means
+cross-attention. The rest is dropped as long as names stay distinct.
 """
 
 from __future__ import annotations

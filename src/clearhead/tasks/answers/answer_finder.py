@@ -23,7 +23,7 @@ GAUSSIANS = "detectors.safetensors"
 EMPTY = "the question is empty"
 NOBODY = -1  # the id at a position of a ranking that no answer has
 VOTE_UNIT = 0.05  # similarities are divided by it where added questions compete with trained ones
-VECTORS_PER_ANSWER = 8  # that are searched for each answer that is wanted: an answer may have several
+VECTORS_PER_ANSWER = 8  # nearest vectors that are searched for each wanted answer, which may have several
 
 
 class Ranking(NamedTuple):

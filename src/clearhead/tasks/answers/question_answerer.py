@@ -93,7 +93,7 @@ def score_answers(
     They are of the best answers, whether or not the model would rather have said "I don't know". With out-of-scope
     questions (whose right answer is empty): AUROC of the detector in use, and the shares of answerable questions
     that were refused and of the others that were answered. Questions whose answers are `unseen`, which the model cannot
-    give, are wrong in the former and left out of the latter: to refuse them is neither right nor wrong.
+    give, are wrong in the first three scores. The others leave them out: to refuse them is neither right nor wrong.
     """
     pairs = list(zip(right, predictions, strict=True))
     ranks = np.array([_rank(text, prediction) for text, prediction in pairs if text] or [np.inf])

@@ -46,8 +46,8 @@ class Writing(NamedTuple):
 class WrittenText:
     """One prompt and what has been written after it so far.
 
-    `number` is its place among the inputs: with the seed it decides the random numbers, so that a text comes out the
-    same whatever else is in its batch.
+    `number` is its place among the inputs. It decides the random numbers together with the seed, so that a text comes
+    out the same in any batch.
     """
 
     def __init__(self, prompt: Sequence[int], writing: Writing, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Documents cut into windows of tokens, some words of which are hidden: drawn anew for each epoch, on the device."""
+"""Documents cut into windows of tokens with hidden words, which are drawn anew for each epoch, on the device."""
 
 from __future__ import annotations
 

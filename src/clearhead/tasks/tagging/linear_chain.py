@@ -137,9 +137,9 @@ def chain_messages(
     """Forward and backward messages (batch, words, tags): logarithms of sums over all beginnings and over all ends.
 
     Forward, all beginnings that have a tag at a word; beyond the end those of the last word. Backward, all that may
-    follow a tag at a word, the word's own score not included. Where all scores are at most MODERATE_SCORE
-    (`moderate`), a sum over tags is a product of matrices of probabilities, of which the largest is 1: many times as
-    fast as a sum of logarithms.
+    follow a tag at a word, the word's own score not included. With `moderate`, all scores are at most
+    MODERATE_SCORE. A sum over tags is then a product of matrices of probabilities up to 1: many times as fast as a sum
+    of logarithms.
     """
     (first, between, last), ends = steps, lengths[:, None]
     words, shortest = scores.shape[1], int(ends.min()) if len(ends) else 0

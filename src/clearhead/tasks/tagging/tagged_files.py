@@ -36,8 +36,8 @@ class _Layout(NamedTuple):
 def read_tagged(source: str | Path, columns: Sequence[str] | Mapping[str, str] | None = None) -> Iterator[Row]:
     """The sentences of a file: JSONL if its name ends in .jsonl (or .jsonl.gz), else columns.
 
-    `columns` of a JSONL gives its own names, {"text": "sentence", "entities": "spans"}; of columns the fields in their
-    order, ["word", "-", "tag"], where the word is not the first or the tag not the last.
+    For a JSONL `columns` gives its own names, {"text": "sentence", "entities": "spans"}. Otherwise it lists the fields
+    in order, ["word", "-", "tag"], where the word is not the first or the tag not the last.
     """
     path = check_file(Path(source))
     name = path.name.lower().removesuffix(".gz")

@@ -7,9 +7,9 @@ import { paintOverlay } from "../draw/picture_overlay.js";
 import { say } from "../words/languages.js";
 import { PictureFlow } from "./picture_flow.js";
 
-const LARGE = 92; // pixels of the longer side of a small picture; so that they fit one row,
-const SMALL = 52; // down to this
-const AROUND = 17; // pixels between them
+const LARGE = 92; // pixels: the most that the longer side of a film has
+const SMALL = 52; // pixels: the least, where many films share a row
+const AROUND = 17; // pixels around a film
 const MOST = 240; // words that get a picture
 
 export class FilmView {

@@ -95,8 +95,8 @@ def is_visible(
 ):  # fmt: skip
     """Whether query `i` may see key `j`, for indices that broadcast.
 
-    One of TERMS terms must hold. A term is the conjunction of those of its six bounds (of j − i, j and i) whose bits
-    are set in BOUNDS, of equal document ids if its bit is set in DOCUMENTS, and of a boolean if it is set in DENSE.
+    One of TERMS terms must hold. A term holds if all its conditions do: bounds of j − i, j and i whose bits are set in
+    BOUNDS, equal document ids if its bit is set in DOCUMENTS, and a boolean if it is set in DENSE.
     """
     inside = (j < keys) & (i >= 0)
     if TERMS > 0:

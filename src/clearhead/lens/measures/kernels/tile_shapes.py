@@ -81,7 +81,7 @@ def choose_shapes(
 
 
 def count_classes(top: int) -> int:
-    """The number of classes of keys (by key modulo it) of each of which the row pass keeps the best score."""
+    """How many classes of keys there are (key modulo this number); the row pass keeps the best score of each."""
     return 32 if top else 16
 
 
