@@ -69,8 +69,7 @@ def media_from_json(values: Any) -> PictureInput | SoundInput:
                 raise ValueError("a picture has a height, a width and 3 colours, and at least one patch")
             return PictureInput(pixels, int(values["rows"]), int(values["columns"]), str(values["name"]))
         spectrogram = _read_array(values, np.float32)
-        times = {name: float(values[name]) for name in ("seconds", "frame_seconds", "position_seconds")}
-        times["start"] = float(values.get("start", 0.0))
+        times = {name: float(values[name]) for name in ("seconds", "frame_seconds", "position_seconds", "start")}
         if values["kind"] != "sound" or spectrogram.ndim != 2 or not all(map(math.isfinite, times.values())):
             raise ValueError("a sound has a spectrogram of frames and mels")
         spikes = [(int(position), str(text), float(chance)) for position, text, chance in values["spikes"]]

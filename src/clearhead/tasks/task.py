@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from clearhead.errors import ConfigError
 from clearhead.formatting import suggest_name
-from clearhead.tasks.answerer import AnyAnswerer, Baseline, StreamingAnswerer
+from clearhead.tasks.answerer import AnyAnswerer, Baseline
 from clearhead.tasks.objective import AnyObjective
 from clearhead.tasks.processor import AnyProcessor
 from clearhead.tasks.settings import Options, TaskRecipe, option_names, refuse_unknown, validate
@@ -98,11 +98,6 @@ class Task:
     def option_kinds(self) -> list[type[Options]]:
         """The classes of options that models of this task may have: those of its variants."""
         return [variant.options for variant in self.variants.values()] or [self.options]
-
-    @property
-    def streams(self) -> bool:
-        """Whether answers can be had in pieces while they are written."""
-        return issubclass(self.answerer, StreamingAnswerer)
 
     def read_options(self, command: str, values: Mapping[str, Any]) -> Options:
         """Options by name, checked; those that a command does not have are refused, and the nearest is suggested."""

@@ -265,7 +265,7 @@ class Trainer:
             )
         if state["data"] != self.fingerprints:
             raise ConfigError("the data of this run have changed since it was started: restore them, or start anew")
-        before, now = state.get("settings", {}), learned_settings(self.data.recipe)
+        before, now = state["settings"], learned_settings(self.data.recipe)
         if changed := [key for key, value in before.items() if key in now and now[key] != value]:
             listed = ", ".join(f"{key} = {before[key]!r} (now {now[key]!r})" for key in changed)
             raise ConfigError(f"step {step} was trained with {listed}; restore the setting, or start anew")

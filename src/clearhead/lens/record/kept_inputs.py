@@ -99,7 +99,7 @@ def _find_common_mask(parts: Sequence[Step], queries: int, keys: int) -> Mask | 
         rule = _find_common_rule(same, [part.present for part in parts])
         if rule is None:
             return False
-        kinds.append(_extend_rule(rule, first, queries, keys))
+        kinds.append(_extend_rule(rule, first, keys))
     hiding = any(isinstance(kind, Padding) and kind.hide_queries for kind in kinds)
     if (hiding and keys != first + queries) or not all(_hides_absent_keys(part, kinds, keys) for part in parts):
         return False
@@ -147,7 +147,7 @@ def _rule_key(rule: Mask) -> dict[str, object]:
     return {name: value for name, value in (rule.state() or {}).items() if not isinstance(value, Tensor)}
 
 
-def _extend_rule(rule: Mask, first: int, queries: int, keys: int) -> Mask:
+def _extend_rule(rule: Mask, first: int, keys: int) -> Mask:
     if isinstance(rule, Band):
         return Band(rule.left, rule.right, first)
     if isinstance(rule, Padding) and rule.side == "left":
