@@ -1,8 +1,8 @@
 """Linear layers with weights packed once in the layout of the CPU's matrix kernels (oneDNN).
 
 PyTorch hands float32 products to a library that packs the weights anew at every call. With the few rows of a
-decoding step that costs more than the product itself: with 5 rows it is 2 to 4 times as fast without it, with
-160 rows 1.1 to 1.6 times (measured on an AMD EPYC, 12,000 words, width 512).
+decoding step, packing costs more than the product itself. Without it, 5 rows are 2 to 4 times as fast, and 160 rows
+1.1 to 1.6 times (measured on an AMD EPYC, 12,000 words, width 512).
 """
 
 from __future__ import annotations

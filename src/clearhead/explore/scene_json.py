@@ -20,8 +20,8 @@ class AxisExtras(TypedDict, total=False):
     picture: str  # a data: URL
     file: str  # the name of the picture or sound
     seconds: float  # of a sound: what the picture of its spectrogram covers
-    step: float  # seconds from one token to the next
-    start: float  # seconds in the recording at which its first token begins
+    step: float  # seconds from one token of a sound to the next
+    start: float  # seconds in the recording at which the first token of a sound begins
     spikes: list[list[int | str | float]]  # of CTC: position, text, probability
 
 
@@ -107,8 +107,8 @@ class NoteJson(TypedDict, total=False):
     say: str  # the key of the phrase
     pixels: int
     chosen: int  # heads
-    held: int  # views that the file contains, of
-    views: int
+    held: int  # views that the file contains
+    views: int  # views that the record has
 
 
 class BlockJson(TypedDict, total=False):
@@ -118,13 +118,13 @@ class BlockJson(TypedDict, total=False):
     coding: str  # "base64" or "seven"
     shape: list[int]
     heads: list[int]  # the heads that it has, if not all
-    type: str  # "float32"; else integers, as
-    planes: int  # byte planes, or
-    pack: str  # "nibbles", with
-    rest: int  # number of values that do not fit
+    type: str  # "float32"; missing for integers
+    planes: int  # bytes of an integer, each in a plane of its own
+    pack: str  # "nibbles": two integers to a byte, instead of planes
+    rest: int  # number of integers that do not fit into a nibble
     odd: bool  # whether the integers after the last level stand for NaN, infinity and minus infinity
-    levels: int  # the integer that stands for 1, or
-    scale: list[float]  # for this value of each head
+    levels: int  # the integer that stands for 1, or for the head's value in `scale`
+    scale: list[float]  # of each head the value that `levels` stands for
 
 
 class SceneJson(TypedDict):
@@ -139,7 +139,7 @@ class SceneJson(TypedDict):
     axes: dict[str, AxisJson]
     output: OutputJson | None
     attentions: list[AttentionJson]
-    known_roles: bool  # whether roles were measured before, and not over this text
+    known_roles: bool  # whether roles were measured before, on other texts
     without: dict[str, dict[str, ChangeJson]] | None  # by attention and head: the answer without that head
     start: StartJson
     views: list[str]  # labels of all views of the record

@@ -219,11 +219,11 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
     placeholder_sizes: ClassVar[Mapping[str, Any]] = {"vocabulary": 1}
     inputs: TextInputs = TextInputs()
     config: ModelConfig
-    # Of the inputs, which a model that starts from these weights takes over; None if there is none for all texts.
+    # Of the inputs; models that start from these weights take it over. None if there is none for all texts.
     tokenizer: Tokenizer | None = None
     labels: Sequence[str] = ()  # of the model's output head, if it has one
-    stored_kind: ClassVar[type[Section]] = Section  # of the settings in a model folder…
-    stored: Section  # …and they themselves
+    stored_kind: ClassVar[type[Section]] = Section  # the class of `stored`
+    stored: Section  # the settings in a model folder
     documents: str | None = None  # where rows are documents: what of a `.txt` file is one, as in `[data]`
     # What the data chose where the recipe says "auto", by the key in the recipe. `Objective.calibrate` may add to it.
     chosen_settings: Mapping[str, str] = MappingProxyType({})

@@ -35,7 +35,7 @@ class TranslationDecode(Decode):
     """`[decode]` of translation: long texts are split into parts at sentence boundaries."""
 
     part: int = Field(64, ge=1)  # an input of more tokens is split at its sentences, and the answers are joined
-    sentences: int = Field(3, ge=1)  # and so is one of more sentences: pairs to learn from seldom have as many
+    sentences: int = Field(3, ge=1)  # an input of more sentences is split, too: training pairs seldom have as many
     # sacrebleu's; None: zh for Chinese, else 13a. Its others want further packages, or download a model.
     bleu_tokenizer: Literal["13a", "intl", "zh", "char", "none"] | None = None
 

@@ -39,7 +39,7 @@ CHANGEABLE = {
 
 # Defaults of [train] for a run that starts from trained weights.
 FINE_TUNING = {"learning_rate": 1e-4, "warmup": 100, "schedule": "linear", "steps": 2000}
-LORA = {"learning_rate": 1e-3}  # …and for one that trains adapters: they start at zero, and need a higher rate
+LORA = {"learning_rate": 1e-3}  # for a run that trains adapters: they start at zero, and need a higher rate
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -67,8 +67,8 @@ class Train(Section):
     weight_decay: float = Field(0.01, ge=0)
     betas: tuple[Share, Share] = Field((0.9, 0.98), strict=False)
     clip: float = Field(1.0, ge=0)  # the largest norm of a gradient; 0: any
-    average: Literal["none", "ema", "last"] = "none"  # weights that are kept: the last, a moving average, or…
-    decay: float = Field(0.999, ge=0, lt=1)  # …of that average
+    average: Literal["none", "ema", "last"] = "none"  # "ema": a moving average; "last": the mean of checkpoints
+    decay: float = Field(0.999, ge=0, lt=1)  # of the moving average
     precision: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
     compile: bool = False
     checkpointing: bool = False  # layers are computed again in the backward pass: less memory, a third more time

@@ -17,10 +17,10 @@ from clearhead.lens.capture.watch_settings import Probe
 from clearhead.lens.measures.selections import is_whole
 
 PASSAGE = 64  # random tokens, at most, which are then repeated
-SAMPLES = 4  # such texts
+SAMPLES = 4  # texts of repeated random tokens
 MIN_VISIBLE = 5  # keys that a query must see to count: with fewer, each gets much weight by chance alone
 NEAR = 2  # tokens on either side that are local
-LOCAL_FACTOR = 4  # times as many keys as are near, for `local`
+LOCAL_FACTOR = 4  # for `local`, a query must see this many times the keys that are near
 CAVEAT = "Where a head looks is not why the model answers: switch it off (ablate) to see what it does."
 NONE = "none of these"
 SYNONYMS = {  # names of roles in papers, and ours

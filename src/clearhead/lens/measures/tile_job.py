@@ -19,8 +19,8 @@ from clearhead.lens.measures import top_keys
 from clearhead.lens.measures.definition import MeasureJob, Measures
 from clearhead.lens.measures.thread_pool import run_in_threads
 
-CPU_TILE_SCORES = 2**19  # scores held at once
-GPU_TILE_SCORES = 2**25  # the same on a GPU, which is idle between small ones
+CPU_TILE_SCORES = 2**19  # scores of all tiles that are held at once
+GPU_TILE_SCORES = 2**25  # scores of all tiles on a GPU, which is idle between small tiles
 SPLIT_FROM = 2**15  # elements from which on PyTorch splits an operation among its threads
 THREADS_FROM_SCORES = 2**18  # from which on several threads pay off
 MAX_TILE_QUERIES = 128  # with more, a narrow window would lie in wide tiles

@@ -36,7 +36,7 @@ MAX_HEADER_BYTES = 80_000_000  # safetensors reads no more than 100 MB
 MEASURES = [field.name for field in fields(Measures) if field.default is MISSING]
 TENSORS = (*MEASURES, "queries", "visible", "norms", "max_score", "span_mass", "seen_by")  # of a Sight
 OPTIONAL = ("norms", "max_score", "span_mass")
-ANNOTATION = re.compile(r"(Float|Int)\[Tensor, '(.*?)'\]")  # of such a tensor: its kind of number, and its axes
+ANNOTATION = re.compile(r"(Float|Int)\[Tensor, '(.*?)'\]")  # the type of a tensor: its kind of number, and its axes
 FORMS = {field.name: form.groups() for field in fields(Sight) if (form := ANNOTATION.match(str(field.type)))}
 CHECKSUM = ', "header_checksum": '  # begins the last field of a header
 SUMS = ("counts", "shifts", "sums", "squares", "max_scores")  # tensors of running statistics

@@ -75,8 +75,8 @@ class Calibration(Section):
     detector: str
     reject: float  # share of answerable questions of dev that lie below the thresholds
     thresholds: dict[str, float]
-    centres: dict[str, float]  # mean of each detector over the answerable questions of dev…
-    spreads: dict[str, float]  # …and standard deviation
+    centres: dict[str, float]  # mean of each detector over the answerable questions of dev
+    spreads: dict[str, float]  # standard deviation of each detector over these questions
     nearest: float  # the threshold for the similarity of the nearest known question
     temperature: float  # that probabilities were calibrated by
     auroc: dict[str, float]  # of each detector on dev, if it has out-of-scope questions

@@ -36,8 +36,8 @@ from clearhead.text.batches import token_batches
 from clearhead.text.packed_documents import PackedRows
 
 SAMPLES = 3  # texts that are written at each evaluation during training
-SAMPLE_PROMPT = 16  # tokens of a document that such a text follows
-SAMPLE_TOKENS = 48  # of such a text
+SAMPLE_PROMPT = 16  # tokens of a document that are the prompt of such a text
+SAMPLE_TOKENS = 48  # tokens that are written after the prompt
 
 
 class LanguageAnswerer(StreamingAnswerer[LanguageProcessor, Decoder, str, LanguageOptions]):

@@ -26,7 +26,7 @@ from clearhead.tasks.transcription.word_times import FrameTimes, SpokenPart, Tim
 from clearhead.text import Report, Row, Tokenizer
 
 TOO_FAST = "with more text than the sound has room for"
-LONGEST_PIECE_SECONDS = 20.0  # of a recording that is transcribed at once
+LONGEST_PIECE_SECONDS = 20.0  # the longest piece of a recording that is transcribed at once
 
 
 class SoundData(Data):
