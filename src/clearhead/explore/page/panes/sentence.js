@@ -64,21 +64,14 @@ export class Sentence {
   }
 
   roleClause() {
-    const { role } = this.explorer.headOf(this.heads[0]);
-    return sayAround(this.wasMeasuredBefore(role) ? "overallBefore" : "overall", this.roleBlanks(role));
-  }
-
-  /** Whether a role is that of an earlier measurement; that weights are no numbers is seen over this text. */
-  wasMeasuredBefore(role) {
-    return this.explorer.scene.known_roles && role !== "no numbers";
+    return sayAround("overall", this.roleBlanks(this.explorer.headOf(this.heads[0]).role));
   }
 
   headClause(head, index) {
     const { explorer } = this;
     const summary = explorer.headOf(head);
-    const first = this.wasMeasuredBefore(summary.role) ? "overallHeadBefore" : "overallHead";
     const blanks = { head: this.nameOf(head), ...this.roleBlanks(summary.role) };
-    const clause = sayAround(index ? "overallMore" : first, blanks);
+    const clause = sayAround(index ? "overallMore" : "overallHead", blanks);
     const fact = explorer.state.other ? "" : this.factOf(summary);
     if (!fact) return clause;
     const estimated = explorer.attentionOf(head.name).estimated;

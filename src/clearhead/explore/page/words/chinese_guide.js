@@ -62,8 +62,6 @@ export const CHINESE_GUIDE = {
   // 一个注意力头在整段内容中做什么
   overall: "在{medium}中，它{does}{role}",
   overallHead: "在{medium}中，{head}{does}{role}",
-  overallBefore: "按先前的测量，它{does}{role}",
-  overallHeadBefore: "按先前的测量，{head}{does}{role}",
   overallMore: "{head}{does}{role}",
   mediumText: "这段文本",
   mediumImage: "这张图片",

@@ -62,8 +62,6 @@ export const ENGLISH_GUIDE = {
   // What a head does over the whole text
   overall: "over this {medium} it {does} {role}",
   overallHead: "Over this {medium}, {head} {does} {role}",
-  overallBefore: "as measured before, it {does} {role}",
-  overallHeadBefore: "As measured before, {head} {does} {role}",
   overallMore: "{head} {does} {role}",
   mediumText: "text",
   mediumImage: "picture",
