@@ -82,7 +82,6 @@ class Scene:
             "axes": {name: axis.to_json() for name, axis in self.axes.items()},
             "output": self._output_json(),
             "attentions": [self._attention_json(name, pixels) for name in self.maps],
-            "known_roles": False,  # roles are always those over this text
             "without": _changes_to_json(self.about.without),
             "start": self.start,
             "views": [self.describe_view(view) for view in range(len(self.views))],

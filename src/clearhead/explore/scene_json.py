@@ -139,7 +139,6 @@ class SceneJson(TypedDict):
     axes: dict[str, AxisJson]
     output: OutputJson | None
     attentions: list[AttentionJson]
-    known_roles: bool  # whether roles were measured before, on other texts
     without: dict[str, dict[str, ChangeJson]] | None  # by attention and head: the answer without that head
     start: StartJson
     views: list[str]  # labels of all views of the record
