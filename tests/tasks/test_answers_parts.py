@@ -17,7 +17,7 @@ from clearhead.tasks.answers.answer_objective import (
     pair_loss,
     question_contrast,
 )
-from clearhead.tasks.answers.answer_processor import PairExamples
+from clearhead.tasks.answers.answer_processor import AnswerExamples
 from clearhead.tasks.answers.answer_settings import AnswerPrediction, AnswersSection, Match
 from clearhead.tasks.answers.answers_task import score_bm25, score_tf_idf, split_words
 from clearhead.tasks.answers.out_of_scope import Calibration, Gaussians, area_under_curve
@@ -106,7 +106,9 @@ def rows(count: int) -> list[Row]:
 
 def test_a_batch_of_pairs_is_what_one_writes_down_by_hand():
     texts = {"first": [1, 8, 8, 8, 2], "second": [1, 9, 2]}
-    examples = PairExamples([[1, 5, 2], [1, 6, 6, 2], [1, 2]], [1, OUT_OF_SCOPE, 0], texts, rows(3), pad=0, negatives=1)
+    examples = AnswerExamples(
+        [[1, 5, 2], [1, 6, 6, 2], [1, 2]], [1, OUT_OF_SCOPE, 0], texts, rows(3), pad=0, negatives=1
+    )
     assert examples.lengths.tolist() == [[3, 3], [4, 1], [2, 5]]
     examples.negatives = torch.tensor([[1], [0], [1]])
     batch = examples.collate(Batch(np.array([2, 1]), (4, 5)))
@@ -119,8 +121,8 @@ def test_a_batch_of_pairs_is_what_one_writes_down_by_hand():
 
 
 def test_negatives_are_the_state_of_the_examples_and_not_in_their_fingerprint():
-    def make() -> PairExamples:
-        return PairExamples([[1, 5, 2]] * 3, [0, 1, 2], {"a": [1], "b": [2], "c": [3]}, rows(3), pad=0, negatives=2)
+    def make() -> AnswerExamples:
+        return AnswerExamples([[1, 5, 2]] * 3, [0, 1, 2], {"a": [1], "b": [2], "c": [3]}, rows(3), pad=0, negatives=2)
 
     examples = make()
     before = examples.fingerprint()
@@ -129,7 +131,7 @@ def test_negatives_are_the_state_of_the_examples_and_not_in_their_fingerprint():
     other = make()
     other.restore(examples.state())
     assert other.negatives.tolist() == [[2, 1], [0, 2], [1, 0]]
-    one = PairExamples([[1, 5, 2]], [0], {"a": [1]}, rows(1), pad=0, negatives=2)
+    one = AnswerExamples([[1, 5, 2]], [0], {"a": [1]}, rows(1), pad=0, negatives=2)
     assert one.negatives.shape == (1, 0), "where there is one answer, there are no wrong ones"
     assert one.collate(Batch(np.array([0]), (3, 1))).negative_tokens.shape[0] == 0
 

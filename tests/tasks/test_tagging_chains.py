@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from clearhead.tasks.tagging.linear_chain import (
     IMPOSSIBLE,
-    Decoder,
     Steps,
+    TagDecoder,
     best_sequences,
     chain_messages,
     log_partition,
@@ -115,7 +115,7 @@ def test_no_scores_whatever_give_an_illegal_sequence(seed, scheme, learned, scal
 @pytest.mark.parametrize("learned", [False, True])
 def test_an_entity_is_as_probable_as_all_sequences_with_it(scheme, learned):
     tags, emissions, _, steps = chain(scheme, 11, learned=learned)
-    decoder = Decoder(tags, scheme)
+    decoder = TagDecoder(tags, scheme)
     # The decoder adds what is illegal to the learned scores, which are finite.
     extra = Steps(*(part.nan_to_num(neginf=0.0) for part in steps)) if learned else None
     found = decoder.decode([emissions[row, :length].float() for row, length in enumerate(LENGTHS)], extra)
@@ -175,7 +175,7 @@ def test_an_entity_whose_scores_are_extreme_has_its_probability():
     scores = torch.zeros(3, len(tags))
     scores[:, tags.index("O")] = 1e5
     scores[0, tags.index("B-A")], scores[1, tags.index("E-A")] = 1e5, 1e5 + 4  # e⁴ times as probable as O O
-    ((found,),) = Decoder(tags, "bioes").decode([scores], None)
+    ((found,),) = TagDecoder(tags, "bioes").decode([scores], None)
     assert (found.span.begin, found.span.end) == (0, 2)
     assert found.probability == pytest.approx(math.exp(4) / (math.exp(4) + 1), abs=1e-9)
 
@@ -184,7 +184,7 @@ def test_the_probability_of_an_entity_is_exact_in_long_texts():
     tags = list_tags(["A"], "bioes")
     torch.manual_seed(3)
     scores = torch.randint(-3, 4, (2003, len(tags))).float()  # whole numbers: nothing is rounded by what is added
-    plain, raised, short = Decoder(tags, "bioes").decode([scores, scores + 64, scores[:5]], None)
+    plain, raised, short = TagDecoder(tags, "bioes").decode([scores, scores + 64, scores[:5]], None)
     assert len(plain) > 100
     assert short
     assert [one.span for one in plain] == [one.span for one in raised]

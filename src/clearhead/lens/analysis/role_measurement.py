@@ -76,7 +76,7 @@ def head_roles(
         for batch in batches:
             call_model(*batch.texts)
     if len(batches) != len(record.calls):
-        batches = [TextInputs()] * len(record.calls)
+        batches = [TokenInputs()] * len(record.calls)
     for call, batch in zip(record.calls, batches, strict=True):
         if call.interrupted is None:
             tally.count_text(call, batch)
@@ -93,13 +93,13 @@ def head_roles(
     return HeadRoles(tally.scores(), notes)
 
 
-class TextInputs(NamedTuple):
+class TokenInputs(NamedTuple):
     """Token ids of each text, (batch, tokens), and which are no padding; without masks, none is padding."""
 
     texts: tuple[Tensor, ...] = ()
     real: tuple[Tensor, ...] = ()
 
-    def without_padding(self) -> list[TextInputs]:
+    def without_padding(self) -> list[TokenInputs]:
         """The texts without padding, batched by length."""
         if not self.real:
             return [self] if self.texts else []
@@ -108,7 +108,7 @@ class TextInputs(NamedTuple):
             groups.setdefault(tuple(int(mask[sample].sum()) for mask in self.real), []).append(sample)
         both = list(zip(self.texts, self.real, strict=True))
         batches = [
-            TextInputs(tuple(torch.stack([text[n][mask[n]] for n in samples]) for text, mask in both))
+            TokenInputs(tuple(torch.stack([text[n][mask[n]] for n in samples]) for text, mask in both))
             for sizes, samples in groups.items()
             if min(sizes)
         ]
@@ -117,7 +117,7 @@ class TextInputs(NamedTuple):
         return batches
 
 
-def _read_inputs(inputs: Any, pad: int | None, check: bool) -> TextInputs:
+def _read_inputs(inputs: Any, pad: int | None, check: bool) -> TokenInputs:
     """Texts and masks of what head_roles was given; LensError for what are no token ids, if `check`."""
     masks: tuple[Any, ...] = ()
     if isinstance(inputs, Mapping):
@@ -127,7 +127,7 @@ def _read_inputs(inputs: Any, pad: int | None, check: bool) -> TextInputs:
     if check or masks:
         _check_texts(texts)
     if pad is None and not any(mask is not None for mask in masks):
-        return TextInputs(texts)
+        return TokenInputs(texts)
     real = tuple(torch.ones_like(text, dtype=torch.bool) if pad is None else text != pad for text in texts)
     for text, real_tokens, mask in zip(texts, real, masks, strict=False):
         if mask is not None:
@@ -135,7 +135,7 @@ def _read_inputs(inputs: Any, pad: int | None, check: bool) -> TextInputs:
                 got = tuple(mask.shape) if isinstance(mask, Tensor) else repr(mask)[:60]
                 raise LensError(f"a mask of padding must be shaped as its token ids, {tuple(text.shape)}, got {got}")
             real_tokens &= mask.to(text.device).bool()
-    return TextInputs(texts, () if all(bool(tokens.all()) for tokens in real) else real)
+    return TokenInputs(texts, () if all(bool(tokens.all()) for tokens in real) else real)
 
 
 def _read_dict(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -193,7 +193,7 @@ class _Tally:
         self.sums: dict[str, dict[str, list[Tensor]]] = {}
         self.heads: dict[str, tuple[int, ...]] = {}
 
-    def count_text(self, call: Forward, inputs: TextInputs) -> None:
+    def count_text(self, call: Forward, inputs: TokenInputs) -> None:
         for sight in (call[name] for name in call.names):
             of_keys = _find_tokens(sight, inputs.texts, "keys")
             real_queries = _find_tokens(sight, inputs.real, "queries")

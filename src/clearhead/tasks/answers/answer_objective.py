@@ -19,9 +19,9 @@ from clearhead.model import PooledEncoder
 from clearhead.tasks.answers.answer_index import Entry, open_index
 from clearhead.tasks.answers.answer_processor import (
     OUT_OF_SCOPE,
+    AnswerExamples,
+    AnswerPairs,
     AnswerProcessor,
-    PairExamples,
-    Pairs,
     clean_pair,
     normalize,
     pool_tokens,
@@ -55,7 +55,7 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
             loss = loss + settings.contrast * contrast
         return loss
 
-    def _pair_loss(self, model: PooledEncoder, batch: Pairs) -> Tensor:
+    def _pair_loss(self, model: PooledEncoder, batch: AnswerPairs) -> Tensor:
         settings, learning = self.processor.stored.loss, model.training
         parts = [(batch.tokens, batch.lengths), (batch.answer_tokens, batch.answer_lengths)]
         if learning:
@@ -84,7 +84,7 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
     @torch.no_grad()
     def refresh(self, model: PooledEncoder, examples: Examples[Any], epoch: int) -> None:
         """Mines hard negatives for pairs with the weights at the beginning of an epoch."""
-        if not isinstance(examples, PairExamples) or examples.negatives.shape[1] == 0:
+        if not isinstance(examples, AnswerExamples) or examples.negatives.shape[1] == 0:
             return
         texts = [clean_pair(row)[0] for row in examples.rows], examples.distinct
         questions, answers = (normalize(self.processor.pool_texts(model, side)) for side in texts)

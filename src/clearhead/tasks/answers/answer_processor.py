@@ -41,7 +41,7 @@ UNSEEN = Flaw(
 )
 
 
-class Pairs(NamedTuple):
+class AnswerPairs(NamedTuple):
     """A batch of pairs: questions, their answers, and hard negatives: wrong answers that are similar."""
 
     tokens: Tensor
@@ -54,7 +54,7 @@ class Pairs(NamedTuple):
     negatives: Tensor  # number of each negative
 
 
-class PairExamples(Examples[Pairs]):
+class AnswerExamples(Examples[AnswerPairs]):
     """Questions and distinct answers as tokens; `negatives` has the numbers of wrong answers for each question.
 
     The number of an answer is its position in `distinct`, and -1 for a question out of scope. The negatives change
@@ -84,7 +84,7 @@ class PairExamples(Examples[Pairs]):
         # They are mined before the first epoch; there are none where all questions have the same answer.
         self.negatives = torch.zeros(len(answers), max(0, min(negatives, len(texts) - 1)), dtype=torch.long)
 
-    def collate(self, batch: Batch) -> Pairs:
+    def collate(self, batch: Batch) -> AnswerPairs:
         device = self.answers.device
         rows = torch.from_numpy(batch.examples).to(device, non_blocking=True)
         questions = self.questions.pad(rows, batch.sizes[0], self.pad)
@@ -93,7 +93,7 @@ class PairExamples(Examples[Pairs]):
         numbers = self.negatives[batch.examples].flatten()
         size = -(-int(self._sizes[numbers.numpy()].max(initial=1)) // 16) * 16  # rounded up: few shapes
         hard = numbers.to(device, non_blocking=True)
-        return Pairs(*questions, *answers, self.answers[rows], *self.texts.pad(hard, size, self.pad), hard)
+        return AnswerPairs(*questions, *answers, self.answers[rows], *self.texts.pad(hard, size, self.pad), hard)
 
     def fingerprint(self) -> str:
         parts = (self.questions, Ragged([(self.answers + 1).tolist()]), self.texts)
@@ -175,7 +175,7 @@ class AnswerProcessor(Processor[AnswersRecipe, Any]):
         if not towers:
             return TextExamples(questions, right, used, pad)
         candidates = {text: texts[text] for text in distinct}
-        return PairExamples(questions, right, candidates, used, pad=pad, negatives=self.stored.answers.hard_negatives)
+        return AnswerExamples(questions, right, candidates, used, pad=pad, negatives=self.stored.answers.hard_negatives)
 
     def check_row(self, row: Row) -> RowCheck:
         if not self.tokenizer.normal(clean_pair(row)[0]).strip():

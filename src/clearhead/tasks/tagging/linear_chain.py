@@ -209,7 +209,7 @@ class ScoredSpan(NamedTuple):
     probability: float
 
 
-class Decoder:
+class TagDecoder:
     """Finds the best legal tag sequence from word scores, and from learned CRF transitions if there are any."""
 
     def __init__(self, tags: Sequence[str], scheme: str) -> None:

@@ -17,7 +17,7 @@ from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import Columns, Examples, Files, Processor, RowCheck, TextInputs
 from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
-from clearhead.tasks.tagging.linear_chain import Decoder
+from clearhead.tasks.tagging.linear_chain import TagDecoder
 from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags, write_tags
 from clearhead.tasks.tagging.sentence_windows import WindowTokens, WordEncoder, choose_window, make_windows
 from clearhead.tasks.tagging.sentences import Sentence, mark_entities, read_sentence
@@ -177,7 +177,7 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
         super().__init__(tokenizer, config, stored)
         self.labels, self.types, self.window = stored.labels, stored.types, stored.window
         self.inputs = SentenceInputs(characters=stored.characters)
-        self.decoder = Decoder(stored.labels, stored.tags)
+        self.decoder = TagDecoder(stored.labels, stored.tags)
         self.encoder = WordEncoder(tokenizer, longest=max(1, self.window // 4), unknown=bool(stored.unknown))
 
     @classmethod
