@@ -157,7 +157,7 @@ def test_tensorboard_shows_the_heads(watched):
 
 
 def test_looks_that_take_long_are_rare(tmp_path, monkeypatch):
-    monkeypatch.setattr(head_monitor, "EVERY", 1)
+    monkeypatch.setattr(head_monitor, "STEPS_BETWEEN", 1)
     monkeypatch.setattr(head_monitor, "measure_heads", lambda *given: time.sleep(0.3) or measure_heads(*given))
     recipe = write_recipe(tmp_path, train="steps = 9")
     recipe.write_text(recipe.read_text().replace("heads_every = 0\n", ""))

@@ -40,7 +40,7 @@ from clearhead.storage import atomic_file
 PAGE = Path(__file__).parent / "page"
 GENERATOR = b'<meta name="generator" content="clearhead">'  # in the first bytes of every page
 SCRIPT, STYLE = '<script type="module" src="app.js"></script>', '<link rel="stylesheet" href="style.css">'
-MAP_LEVELS, TOP_LEVELS = 4000, 10000
+MAP_LEVELS, TOP_LEVELS = 4000, 10000  # numbers of levels that sums of a map, and top weights, are rounded to
 PRECISION_BYTES = 2_000_000  # that may be spent on finer levels than the promised ±0.0005
 SAMPLED_ROWS = 128  # by which the size of all weights is estimated
 BASE64_BYTES = 2_200_000  # up to which data are base64; more are written in the denser seven-bit coding

@@ -38,9 +38,12 @@ from clearhead.train.observers import Observer, open_truncated, read_intact_line
 from clearhead.train.processes import Processes
 
 EXAMPLES = 8  # in the batch that heads are measured on
-EVERY, SHARE = 100, 0.02  # steps between measurements, unless they took more than this share of the time
-COLLAPSED, SUNK, DEAD = 0.02, 0.95, 0.01  # below, above and below which a head is called so
-FAINT = 0.001  # dead, too, is what adds less, however little the other heads of its layer add
+STEPS_BETWEEN = 100  # from one measurement to the next, where the recipe does not say
+MAX_TIME_SHARE = 0.02  # of the training time, above which such a measurement is left out
+COLLAPSED = 0.02  # an entropy below this
+SUNK = 0.95  # a sink above this
+DEAD = 0.01  # a strength below this
+FAINT = 0.001  # a head that adds less is dead, too, however little the other heads of its layer add
 
 MEASURES = {
     "entropy": "entropy, of the greatest possible\n(0: looks at one word)",
@@ -147,10 +150,10 @@ class HeadMonitor:
 
     def is_due(self, step: int) -> bool:
         """Whether to measure after this step; without `every`, only while measurements are cheap."""
-        if step % (self.every or EVERY):
+        if step % (self.every or STEPS_BETWEEN):
             return False
         counted = self.durations[1:]  # the first one includes compilation
-        expensive = sum(counted + counted[-1:]) > SHARE * (time.monotonic() - self.started)
+        expensive = sum(counted + counted[-1:]) > MAX_TIME_SHARE * (time.monotonic() - self.started)
         return self.every is not None or not self.processes.agree(float(expensive))
 
     def measure(self, model: Model, forward: Callable[[Any], Any]) -> dict[str, HeadState]:

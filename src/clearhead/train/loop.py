@@ -25,7 +25,8 @@ from clearhead.train.recipe import learned_settings
 from clearhead.train.run_folder import Checkpoints
 from clearhead.train.updater import Updater
 
-PROGRESS_EVERY, SAVE_EVERY = 5.0, 600.0  # seconds, at most, between two progress reports, or two checkpoints
+PROGRESS_SECONDS = 5.0  # most time between two progress reports
+SAVE_SECONDS = 600.0  # most time between two checkpoints
 SAMPLES = 3  # answers that are shown at each evaluation
 EXAMPLES = "examples."  # in a checkpoint, before the names of tensors that belong to the examples
 
@@ -117,7 +118,7 @@ class Trainer:
         if step % train.log_every == 0 or ended:
             self._read_losses()
             self._log(step)
-        elif time.monotonic() - self.shown > PROGRESS_EVERY:
+        elif time.monotonic() - self.shown > PROGRESS_SECONDS:
             self._show_progress(step)
         if train.heads_every != 0 and (ended or self.monitor.is_due(step)):
             self.measure_heads(step)
@@ -231,12 +232,12 @@ class Trainer:
         return self.position.stopped is not None or any(step % each == 0 for each in every)
 
     def _is_save_overdue(self, step: int) -> bool:
-        """Whether the last checkpoint is older than SAVE_EVERY seconds."""
+        """Whether the last checkpoint is older than SAVE_SECONDS."""
         if self.processes.count == 1:
-            return time.monotonic() - self.saved > SAVE_EVERY
+            return time.monotonic() - self.saved > SAVE_SECONDS
         if step % self.train.log_every:  # the processes must agree, which costs a message
             return False
-        return bool(self.processes.agree(float(time.monotonic() - self.saved > SAVE_EVERY)))
+        return bool(self.processes.agree(float(time.monotonic() - self.saved > SAVE_SECONDS)))
 
     def save(self) -> None:
         self._read_losses()

@@ -16,8 +16,8 @@ from clearhead.audio import SoundPiece
 from clearhead.decode import align_tokens
 from clearhead.errors import DecodeError
 
-PAUSE = 0.15  # of the way from the quietest tenth of a recording to its loudest: below this nobody speaks
-QUIET, LOUD = 0.1, 0.9
+PAUSE = 0.15  # of the way from QUIET to LOUD: below this nobody speaks
+QUIET, LOUD = 0.1, 0.9  # quantiles of the loudness that PAUSE lies between
 
 
 class TimedWord(NamedTuple):
