@@ -10,7 +10,7 @@ import { explained } from "./definitions.js";
 import { paintSpread } from "./measure_dots.js";
 
 const CAPTION = 13;
-const MANY = 1000; // heads; more of them scroll, and only those near the visible ones are on the page
+const MOST_ON_PAGE = 1000; // heads; more of them scroll, and only those near the visible ones are on the page
 const BEYOND = 500; // pixels above and below the visible heads
 const TARGET = 24; // pixels that a finger needs
 const MARGIN = 4; // around the grid, for the frame of the chosen head
@@ -79,7 +79,7 @@ export class Atlas {
     const cell = this.cells.find((candidate) => candidate.attention.name === name && candidate.head.number === head);
     if (!cell) return;
     if (this.width > width) this.grid.scrollLeft = Math.max(0, cell.x - width / 2);
-    if (this.cells.length > MANY)
+    if (this.cells.length > MOST_ON_PAGE)
       this.grid.scrollTop = this.explorer.state.sort === "layer" ? cell.y - this.grid.clientHeight / 2 : 0;
   }
 
@@ -203,7 +203,7 @@ export class Atlas {
     this.height = this.cells.reduce((most, cell) => Math.max(most, cell.y), 0) + this.size + caption;
     this.width = this.cells.reduce((most, cell) => Math.max(most, cell.x + this.size + 4), width);
     this.spacer.style.cssText = `width:${this.width}px;height:${this.height + (this.width > width ? 12 : 0)}px`;
-    this.grid.classList.toggle("many", this.cells.length > MANY);
+    this.grid.classList.toggle("many", this.cells.length > MOST_ON_PAGE);
     this.grid.setAttribute("aria-label", say("atlasLabel"));
     this.grid.setAttribute("aria-rowcount", String((this.cells.at(-1)?.row ?? -1) + 1));
     this.show();
@@ -211,7 +211,7 @@ export class Atlas {
 
   /** From where to where the grid is scrolled. */
   visibleSpan() {
-    if (this.cells.length <= MANY) return [0, this.height];
+    if (this.cells.length <= MOST_ON_PAGE) return [0, this.height];
     const { scrollTop, clientHeight } = this.grid;
     return [scrollTop, scrollTop + clientHeight].map((y) => Math.min(this.height, Math.max(0, y - MARGIN)));
   }
@@ -224,7 +224,7 @@ export class Atlas {
     this.mark();
   }
 
-  /** Puts the heads in view on the page, and those near them, the chosen one and `wanted`; of up to MANY all. */
+  /** Puts the heads in view on the page, and those near them, the chosen one and `wanted`; of up to MOST_ON_PAGE all. */
   show(wanted = null) {
     const [top, bottom] = this.visibleSpan();
     this.span = [Math.max(0, top - BEYOND), Math.min(this.height, bottom + BEYOND)];
