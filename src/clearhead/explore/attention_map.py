@@ -237,7 +237,7 @@ class AttentionMap:
             return base
         counts = _select_sample(self.sight.visible, self.sample)
         seen = counts[index if len(counts) > 1 else 0]
-        empty = base == 0  # if they are as many as the mask hides, they are those
+        empty = base == 0  # the hidden keys, if there are as many as the mask hides
         hidden = empty & (empty.sum(-1) == self.counts[1] - seen)[:, None]
         later = torch.ones_like(empty).triu(1)
         if empty.shape[0] == empty.shape[1] and bool((seen == (~later).sum(-1)).all() and empty[later].all()):

@@ -126,19 +126,19 @@ def _to_document_positions(part: Step) -> list[Mask] | None:
 
 def _find_common_rule(rules: Sequence[Mask], present: Sequence[Tensor | None]) -> Mask | None:
     """The mask that these have in common, or None; finished samples are ignored."""
-    first, numbers, read = rules[0], None, None  # read: of which samples the numbers are those of the mask
+    first, numbers, is_known = rules[0], None, None  # is_known: whether a step so far had this sample
     for rule, there in zip(rules, present, strict=True):
         if _rule_key(rule) != _rule_key(first):
             return None
         for tensor in rule.tensors():
             there = torch.ones_like(tensor, dtype=torch.bool) if there is None else there
             new, there = torch.broadcast_tensors(tensor, there)
-            if numbers is None or read is None:
-                numbers, read = new, there
-            elif not bool(((numbers == new) | ~read | ~there).all()):
+            if numbers is None or is_known is None:
+                numbers, is_known = new, there
+            elif not bool(((numbers == new) | ~is_known | ~there).all()):
                 return None
             else:
-                numbers, read = torch.where(there, new, numbers), read | there
+                numbers, is_known = torch.where(there, new, numbers), is_known | there
     return first if numbers is None else first.map(lambda _: numbers)
 
 
