@@ -224,7 +224,7 @@ export class Atlas {
     this.mark();
   }
 
-  /** Puts the heads in view on the page, and those near them, the chosen one and `wanted`; of up to MOST_ON_PAGE all. */
+  /** Puts the heads in view, those near them, the chosen one and `wanted` on the page; up to MOST_ON_PAGE all. */
   show(wanted = null) {
     const [top, bottom] = this.visibleSpan();
     this.span = [Math.max(0, top - BEYOND), Math.min(this.height, bottom + BEYOND)];
