@@ -17,7 +17,7 @@ from clearhead import shipped
 INK, PALE, FRAME = "#1f2d3d", "#dde4ea", "#d9480f"
 LOOK = {"font.family": ["DejaVu Sans", "Clearhead CJK"], "text.color": INK, "axes.labelcolor": INK}
 LOOK |= {"xtick.color": INK, "ytick.color": INK, "xtick.major.size": 0, "ytick.major.size": 0}
-fontManager.addfont(shipped.font())
+fontManager.addfont(shipped.FONT)
 
 
 def draw_heads(
