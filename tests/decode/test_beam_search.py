@@ -145,7 +145,7 @@ def test_a_prefix_is_written_first_and_counts(trained):
 @pytest.mark.parametrize("random", [True, False], ids=["random", "trained"])
 def test_a_row_comes_out_the_same_in_any_batch_exactly_in_float64(random, trained, device):
     model = (translator() if random else copy.deepcopy(trained).double()).to(device)
-    source, lengths = sources(23)
+    source, lengths = sources(11)
     options = {"start": START, "end": END, "max_length": 10, "best": 5}
     together = beam(Writer.translating(model, source.to(device), lengths), **options)
     for row, length in enumerate(lengths.tolist()):
@@ -156,7 +156,7 @@ def test_a_row_comes_out_the_same_in_any_batch_exactly_in_float64(random, traine
 @pytest.mark.parametrize("random", [True, False], ids=["random", "trained"])
 def test_a_row_comes_out_the_same_in_any_batch_in_float32_but_for_near_ties(random, trained, device):
     model = (translator(dtype=torch.float32) if random else copy.deepcopy(trained)).to(device)
-    source, lengths = sources(41, seed=8)
+    source, lengths = sources(17, seed=8)
     options = {"start": START, "end": END, "max_length": 10}
     together = beam(Writer.translating(model, source.to(device), lengths), **options)
     different = 0

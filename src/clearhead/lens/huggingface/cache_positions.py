@@ -86,7 +86,7 @@ def is_appended(cache: Any, layer: int | None, k: Float[Tensor, "batch kv_heads 
     from transformers.cache_utils import DynamicLayer
 
     layers = _get_layers(cache)
-    cached = layers[layer] if layer is not None and layer < len(layers) else None
+    cached: Any = layers[layer] if layer is not None and layer < len(layers) else None
     return type(cached) is DynamicLayer and cached.keys is k
 
 

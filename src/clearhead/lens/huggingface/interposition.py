@@ -144,7 +144,8 @@ def _find_patches() -> tuple[PatchedAttribute, PatchedAttribute]:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     kind: Any = type(ALL_ATTENTION_FUNCTIONS)
-    find, get_item = ALL_ATTENTION_FUNCTIONS.get_interface, kind.__getitem__
+    find: Callable[..., Function] = ALL_ATTENTION_FUNCTIONS.get_interface
+    get_item = kind.__getitem__
 
     def get_interface(attn_implementation: str, default: Function) -> Function:
         return find(attn_implementation, _apply_wraps(default, eager=True))
