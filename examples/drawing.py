@@ -1,4 +1,4 @@
-"""Pictures of attention for the examples: all heads in one grid. Chinese shows on every machine."""
+"""Pictures of attention for the examples: all heads in one grid, or one as lines. Chinese shows on every machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as Curve
 from torch import Tensor
 
 from clearhead import shipped
@@ -17,6 +20,8 @@ from clearhead import shipped
 INK, PALE, FRAME = "#1f2d3d", "#dde4ea", "#d9480f"
 LOOK = {"font.family": ["DejaVu Sans", "Clearhead CJK"], "text.color": INK, "axes.labelcolor": INK}
 LOOK |= {"xtick.color": INK, "ytick.color": INK, "xtick.major.size": 0, "ytick.major.size": 0}
+LEAST_WEIGHT = 0.02  # smaller ones have no line
+WORD_ROOM = 0.72  # inches
 fontManager.addfont(shipped.FONT)
 
 
@@ -49,6 +54,31 @@ def draw_heads(
         figure.suptitle(title, fontsize=15)
         figure.supylabel("writes", fontsize=11)
         figure.supxlabel(f"reads\n\n{note}", fontsize=11)
+        _save(figure, path)
+
+
+def draw_lines(weights: Tensor, reads: Sequence[str], writes: Sequence[str], path: Path, *, title: str) -> None:
+    """Lines from the words that are read, above, to those that are written; `weights` is (writes, reads)."""
+    width = WORD_ROOM * max(len(reads), len(writes))
+    above, below = (np.linspace(0, 1, 2 * len(words) + 1)[1::2] for words in (reads, writes))
+    hues = matplotlib.colormaps["turbo"](np.linspace(0.1, 0.9, len(reads)))
+    with matplotlib.rc_context(LOOK):
+        figure = Figure(figsize=(width, 0.36 * width + 1.4), layout="constrained")
+        axes = figure.subplots()
+        for (row, column), weight in sorted(np.ndenumerate(weights.numpy()), key=lambda cell: cell[1]):
+            if weight >= LEAST_WEIGHT:
+                ends = [(above[column], 1), (above[column], 0.4), (below[row], 0.6), (below[row], 0)]
+                curve = Curve(ends, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
+                thread = {"linewidth": max(0.5, 13 * weight), "alpha": 0.3 + 0.5 * weight, "capstyle": "butt"}
+                axes.add_patch(PathPatch(curve, fill=False, edgecolor=hues[column], **thread))
+        for words, centres, y, side in ((reads, above, 1.03, "bottom"), (writes, below, -0.03, "top")):
+            for word, centre in zip(words, centres, strict=True):
+                axes.text(centre, y, word, ha="center", va=side, fontsize=14)
+        axes.set(xlim=(0, 1), ylim=(-0.14, 1.14))
+        axes.set_axis_off()
+        figure.suptitle(title, fontsize=17)
+        note = f"A line is as thick as its weight; weights below {LEAST_WEIGHT} have none."
+        figure.supxlabel(f"{note} Where a head looks is not why the model answers.", fontsize=11)
         _save(figure, path)
 
 

@@ -23,12 +23,11 @@ from torch import Tensor
 
 import clearhead
 from clearhead import ClearheadError, ModelConfig, shipped
-from clearhead.explore import figures
 from clearhead.predictor import Predictor
 from clearhead.tasks.translation import TranslationAnswerer, TranslationOptions, TranslationProcessor
 from clearhead.text import Report
 from clearhead.train import Moment, Observer, Recipe, read_recipe, run_training
-from drawing import draw_heads
+from drawing import draw_heads, draw_lines
 from word_alignment import cross_attentions, merge_words, share_tokens
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -149,7 +148,7 @@ def look(translator: Predictor, folder: Path) -> bool:
     note = f"A row is the moment after a word was written: {summary}"
     draw_heads(weights, reads, writes, heads, title=f"{sentence}  →  {answer}", note=note, framed=(layer, head))
     title = f"{name.capitalize()} has learned which word stands for which"
-    figures.save(figures.alignment(weights[layer, head], keys=reads, queries=writes, title=title), best)
+    draw_lines(weights[layer, head], reads, writes, best, title=title)
     print(f"   {heads} shows all of them. After a word was written,\n   {summary}\n")
     print(f"   {best} shows {name}, which gives {share:.0%} of its attention to the right word.")
     print("   Nobody told it which one that is.\n")

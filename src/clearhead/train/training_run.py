@@ -1,15 +1,4 @@
-"""A training run from the recipe to the finished model folder.
-
-runs/NAME/
-  recipe.toml      the whole recipe, defaults included       report.txt    which rows were dropped, and why
-  task/            tokenizers                                checkpoints/  the newest, and the best
-  metrics.jsonl    losses and scores                         speed.jsonl   tokens per second
-  loss.png         the same, as a curve                      tensorboard/
-  heads.jsonl      measures of every head during training    heads.png     the same, drawn
-  roles.png        of a language model: when previous-token and induction heads appear, below the loss
-  start.json       which weights came from init_from         model/        the finished model
-  samples/         a few inputs to try, where inputs are files
-"""
+"""A training run from the recipe to the finished model folder; docs/training.md lists the files that it writes."""
 
 from __future__ import annotations
 
