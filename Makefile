@@ -27,12 +27,12 @@ demo: $(STAMP)
 lesson: $(STAMP)
 	$(RUN) examples/first_look.py
 
-# Two runs: shapes are checked at every call in the first, which torch.compile and wrong input do not survive. Tests of
-# the page and of servers often wait: three workers for the first run suit two cores. conftest.py has the order of files.
-DEALT := --dist loadfile --no-loadscope-reorder
+# Two runs: shapes are checked at every call in the first, which torch.compile and wrong input do not survive.
+# conftest.py has the order of files.
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 test: $(STAMP) browser
-	$(RUN) -m pytest -n 3 $(DEALT) -m "not unchecked"
-	CLEARHEAD_CHECK_SHAPES=0 $(RUN) -m pytest -n 2 $(DEALT) -m unchecked tests
+	$(RUN) -m pytest $(WORKERS) -m "not unchecked"
+	CLEARHEAD_CHECK_SHAPES=0 $(RUN) -m pytest $(WORKERS) -m unchecked tests
 
 # The tests of the page open it in Debian's Chromium. Where it is missing it is installed, if that is allowed; mirrors
 # fail now and then. Where CI_RUN is 1 there is no going on without it.

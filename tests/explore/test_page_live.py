@@ -221,6 +221,7 @@ def test_the_model_goes_on_from_another_token_and_the_page_opens_that_answer(wat
         page = watched.page
         token(watched, "#output-text", "was").click()
         watched.until("#next h2", "alternatives to was")
+        watched.settle()
         page.locator("#next .alternative").first.click()
         page.locator("#continued").wait_for()
         assert watched.text("#continued").split() == want.text.split()
