@@ -28,11 +28,9 @@ lesson: $(STAMP)
 	$(RUN) examples/first_look.py
 
 # Two runs: shapes are checked at every call in the first, which torch.compile and wrong input do not survive.
-# conftest.py has the order of files.
-WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 test: $(STAMP) browser
-	$(RUN) -m pytest $(WORKERS) -m "not unchecked"
-	CLEARHEAD_CHECK_SHAPES=0 $(RUN) -m pytest $(WORKERS) -m unchecked tests
+	$(RUN) -m pytest -n 2 --dist loadfile -m "not unchecked"
+	CLEARHEAD_CHECK_SHAPES=0 $(RUN) -m pytest -n 2 --dist loadfile -m unchecked tests
 
 # The tests of the page open it in Debian's Chromium. Where it is missing it is installed, if that is allowed; mirrors
 # fail now and then. Where CI_RUN is 1 there is no going on without it.

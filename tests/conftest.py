@@ -15,13 +15,6 @@ import hypothesis
 import pytest
 import torch
 
-# Files that take 15 seconds or more. They start first, so that all workers end at the same time.
-LONG_FILES = (
-    *("test_kernels.py", "test_page.py", "test_beam_search.py", "test_page_access.py", "test_page_guide.py"),
-    *("test_page_live.py", "test_walks.py", "test_translation.py", "test_tiled.py", "test_page_numbers.py"),
-    *("test_compiling.py", "test_run.py", "test_resume_every_task.py", "test_processes.py"),
-)
-
 CHECK_SHAPES = os.environ.get("CLEARHEAD_CHECK_SHAPES") != "0"
 
 if CHECK_SHAPES:
@@ -70,7 +63,6 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONG_FILES)
     skip = pytest.mark.skip(reason="wants CLEARHEAD_CHECK_SHAPES=0: shape checks would answer first")
     for item in items:
         if CHECK_SHAPES and item.get_closest_marker("unchecked"):

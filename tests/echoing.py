@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead import model_folder
 from clearhead.model import EncoderDecoder, ModelConfig
 from clearhead.tasks import TASKS, Task
-from clearhead.tasks.answerer import Scores, StreamingAnswerer
+from clearhead.tasks.answerer import Scores, ScoringAnswerer, StreamingAnswerer
 from clearhead.tasks.objective import Objective
 from clearhead.tasks.processor import Processor
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText
@@ -71,7 +71,10 @@ class EchoObjective(Objective[EchoProcessor, TaskRecipe, EncoderDecoder, tuple[T
         raise NotImplementedError
 
 
-class EchoAnswerer(StreamingAnswerer[EchoProcessor, EncoderDecoder, str, EchoOptions]):
+class EchoAnswerer(
+    StreamingAnswerer[EchoProcessor, EncoderDecoder, str, EchoOptions],
+    ScoringAnswerer[EchoProcessor, EncoderDecoder, str, EchoOptions],
+):
     options = EchoOptions
 
     def predict(self, inputs: Sequence[str], options: EchoOptions, *, inputs_before: int = 0) -> list[GeneratedText]:

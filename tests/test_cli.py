@@ -20,7 +20,7 @@ from clearhead.cli.program import READ_AHEAD
 from clearhead.errors import TrainingError
 from clearhead.formatting import format_bytes
 from clearhead.tasks import TASKS
-from clearhead.tasks.answerer import Answerer, Evaluation
+from clearhead.tasks.answerer import Evaluation, ScoringAnswerer
 from tests.echoing import ECHO, EchoAnswerer, echo, write_echo
 
 ROOT = Path(__file__).parents[1]
@@ -187,7 +187,7 @@ def test_a_stream_of_objects_or_of_a_task_without_one_is_refused(model: Path, mo
     done = run("predict", model, "abc", "--stream", "--json")
     assert done == (2, "", "clearhead: --stream prints pieces of text, --json whole objects; choose one\n")
 
-    class Mute(Answerer[Any, Any, str, Any]):
+    class Mute(ScoringAnswerer[Any, Any, str, Any]):
         options, predict, score = EchoAnswerer.options, EchoAnswerer.predict, EchoAnswerer.score
 
     monkeypatch.setitem(TASKS._loaded, "echo", replace(ECHO, answerer=Mute))

@@ -597,6 +597,7 @@ def test_a_text_that_runs_from_right_to_left_does(watched, folder):
     page.locator("#source-text .token").first.focus()
     page.keyboard.press("ArrowLeft")
     assert page.evaluate("() => document.activeElement.textContent") == "ברא"
+    watched.settle()
     shown = {row.split("\t")[0] for row in page.locator("#keys tbody tr").all_inner_texts()}
     assert {"ברא1", "ברא5", "את"} <= {text.replace("\n", "") for text in shown}
 

@@ -74,6 +74,18 @@ class Answerer(ABC, Generic[ProcessorT, ModelT, InputT, OptionsT]):
         """
 
     @abstractmethod
+    def evaluate(self, rows: Sequence[Row], options: OptionsT) -> Evaluation:
+        """Scores on these rows; a `note` says which rows were left out, and what is wrong in others."""
+
+    def evaluate_quickly(self, rows: Sequence[Row], options: OptionsT) -> Evaluation:
+        """An evaluation during training. Where only the loss is scored, it has answers to show, and no scores."""
+        return self.evaluate(rows, options)
+
+
+class ScoringAnswerer(Answerer[ProcessorT, ModelT, InputT, OptionsT]):
+    """Base class of answerers whose predictions are compared with the right answers."""
+
+    @abstractmethod
     def score(self, rows: Sequence[Row], predictions: Sequence[Any], options: OptionsT) -> Scores:
         """How good predictions are for these rows, and the signatures of how that was computed."""
 
@@ -83,7 +95,6 @@ class Answerer(ABC, Generic[ProcessorT, ModelT, InputT, OptionsT]):
 
     @torch.no_grad()
     def evaluate(self, rows: Sequence[Row], options: OptionsT) -> Evaluation:
-        """Scores of the model's answers; a `note` says which rows were left out, and what is wrong in others."""
         report, check = Report(), self.processor.check_row
         rows = self.processor.inputs.load_rows(rows)
         usable = [row for row in rows if report.admit(row, check(row).problem)]
@@ -94,10 +105,6 @@ class Answerer(ABC, Generic[ProcessorT, ModelT, InputT, OptionsT]):
         flaws = describe_flaws((row, check(row).flaws) for row in usable)
         notes = [*([str(report)] if report.dropped else []), *flaws]
         return Evaluation({**scores, "note": "; ".join(notes)} if notes else scores, usable, predictions)
-
-    def evaluate_quickly(self, rows: Sequence[Row], options: OptionsT) -> Evaluation:
-        """An evaluation during training. Where only the loss is scored, it has answers to show, and no scores."""
-        return self.evaluate(rows, options)
 
 
 class StreamingAnswerer(Answerer[ProcessorT, ModelT, InputT, OptionsT]):

@@ -11,7 +11,7 @@ from clearhead.tasks.answerer import Baseline, Scores
 from clearhead.tasks.metrics import rouge_scores
 from clearhead.tasks.processor import Columns, Files
 from clearhead.tasks.segmentation import SEAMS, join_texts
-from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, GeneratingAnswerer
+from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, ScoringGenerator
 from clearhead.tasks.sequence_to_sequence.search import LimitedDecode, SearchOptions
 from clearhead.tasks.sequence_to_sequence.text_to_text import (
     PairData,
@@ -117,7 +117,7 @@ class SummaryGeneration(TextGeneration[SummaryProcessor]):
         return [f"the text has {tokens:,} tokens, more than any in training ({longest:,}); nothing was cut"]
 
 
-class SummaryAnswerer(GeneratingAnswerer[SummaryProcessor, str]):
+class SummaryAnswerer(ScoringGenerator[SummaryProcessor, str]):
     generation = SummaryGeneration
 
     def score(self, rows: Sequence[Row], predictions: Sequence[GeneratedText], options: SearchOptions) -> Scores:

@@ -13,7 +13,7 @@ from clearhead.decode import Hypothesis
 from clearhead.tasks.answerer import Scores
 from clearhead.tasks.metrics import translation_scores
 from clearhead.tasks.segmentation import are_chinese, count_sentences, restore_full_width, split_text
-from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, GeneratingAnswerer
+from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, ScoringGenerator
 from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
 from clearhead.tasks.sequence_to_sequence.text_to_text import (
     PairObjective,
@@ -102,7 +102,7 @@ def find_lost_numbers(text: str, translation: str) -> list[str]:
     return [number for number, wanted in digits.items() if len(wanted) > 2 and wanted not in there]
 
 
-class TranslationAnswerer(GeneratingAnswerer[TranslationProcessor, str]):
+class TranslationAnswerer(ScoringGenerator[TranslationProcessor, str]):
     options = TranslationOptions
     generation = TranslationGeneration
 

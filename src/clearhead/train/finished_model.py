@@ -21,7 +21,7 @@ from clearhead.model.lora import merge_tensors
 from clearhead.model.weight_storage import load_weights, pack_tensors, pack_weights, unique_tensors, unpack_weights
 from clearhead.model_folder import write as write_folder
 from clearhead.storage import hold_lock, replace_folder, restore_replaced, temporary_path
-from clearhead.tasks.answerer import AnyAnswerer
+from clearhead.tasks.answerer import AnyAnswerer, ScoringAnswerer
 from clearhead.tasks.processor import AnyProcessor
 from clearhead.text import Row
 from clearhead.train.data import TrainingData
@@ -186,7 +186,7 @@ def _score_rows(part: str, answerer: AnyAnswerer, rows: Sequence[Row], trained: 
     if part != "dev":
         return {part: scores}
     first = scores
-    if len(evaluation.rows) > QUICK_ROWS and len(evaluation.predictions) == len(evaluation.rows):
+    if isinstance(answerer, ScoringAnswerer) and len(evaluation.rows) > QUICK_ROWS:
         quick = evaluation.rows[:QUICK_ROWS], evaluation.predictions[:QUICK_ROWS]
         first = dict(answerer.score(*quick, options))
     return {part: scores, "dev_first_200": first}

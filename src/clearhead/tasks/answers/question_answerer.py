@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from clearhead.model import PooledEncoder
-from clearhead.tasks.answerer import Answerer, Evaluation, Scores
+from clearhead.tasks.answerer import Evaluation, Scores, ScoringAnswerer
 from clearhead.tasks.answers.answer_finder import AnswerFinder
 from clearhead.tasks.answers.answer_processor import AnswerProcessor, clean_pair
 from clearhead.tasks.answers.answer_settings import AnswerOptions, AnswerPrediction
@@ -23,7 +23,7 @@ REPORTED_ANSWERS = 30  # the worst ones
 REPORTED_LETTERS = 60  # of an answer
 
 
-class QuestionAnswerer(Answerer[AnswerProcessor, PooledEncoder, str, AnswerOptions]):
+class QuestionAnswerer(ScoringAnswerer[AnswerProcessor, PooledEncoder, str, AnswerOptions]):
     options = AnswerOptions
 
     def __init__(self, processor: AnswerProcessor, model: PooledEncoder, finder: AnswerFinder | None = None) -> None:
@@ -60,7 +60,7 @@ class QuestionAnswerer(Answerer[AnswerProcessor, PooledEncoder, str, AnswerOptio
         texts = [text for text in wanted if text and text not in finder.index.texts]
         vectors = self.processor.encode_entries(self.model, texts, options.batch).numpy()
         extended = QuestionAnswerer(self.processor, self.model, finder.with_answers(texts, vectors))
-        return Answerer.evaluate(extended, rows, options)
+        return ScoringAnswerer.evaluate(extended, rows, options)
 
     def score(self, rows: Sequence[Row], predictions: Sequence[AnswerPrediction], options: AnswerOptions) -> Scores:
         right = [clean_pair(row)[1] for row in rows]

@@ -21,9 +21,9 @@ from clearhead.tasks.objective import Objective
 from clearhead.tasks.segmentation import are_chinese
 from clearhead.tasks.sequence_to_sequence.generation import (
     GeneratedText,
-    GeneratingAnswerer,
     Generation,
     GenerationTracer,
+    ScoringGenerator,
 )
 from clearhead.tasks.sequence_to_sequence.search import SearchOptions
 from clearhead.tasks.task import Task
@@ -56,7 +56,7 @@ class CaptionGeneration(Generation[CaptionProcessor, Any, LoadedInput]):
         return Writer.translating(self.model, vectors, [self.processor.patches] * len(parts))
 
 
-class CaptionAnswerer(GeneratingAnswerer[CaptionProcessor, Any]):
+class CaptionAnswerer(ScoringGenerator[CaptionProcessor, Any]):
     generation = CaptionGeneration
 
     def score(self, rows: Sequence[Row], predictions: Sequence[GeneratedText], options: SearchOptions) -> Scores:

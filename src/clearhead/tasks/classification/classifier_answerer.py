@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.decode.prepacked_linear import decoding_view
 from clearhead.errors import DataError
 from clearhead.model import Classifier
-from clearhead.tasks.answerer import Answerer, Prediction, Scores
+from clearhead.tasks.answerer import Prediction, Scores, ScoringAnswerer
 from clearhead.tasks.classification.calibration import expected_calibration_error, undo_temperature
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, Input, list_texts
 from clearhead.tasks.losses import check_finite
@@ -82,7 +82,7 @@ class LabelPrediction(Prediction):
         return list(scores.items())[: self.best]
 
 
-class ClassifierAnswerer(Answerer[ClassifierProcessor, Classifier, Input, RankedOptions]):
+class ClassifierAnswerer(ScoringAnswerer[ClassifierProcessor, Classifier, Input, RankedOptions]):
     options = RankedOptions
 
     def predict(

@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead.attention import Mask
 from clearhead.errors import ConfigError
 from clearhead.model import Decoder
-from clearhead.tasks.answerer import Evaluation, Scores, StreamingAnswerer
+from clearhead.tasks.answerer import Evaluation, Scores, ScoringAnswerer, StreamingAnswerer
 from clearhead.tasks.language_model.continuation import (
     BROKEN,
     TAIL,
@@ -40,7 +40,10 @@ SAMPLE_PROMPT = 16  # tokens of a document that are the prompt of such a text
 SAMPLE_TOKENS = 48  # tokens that are written after the prompt
 
 
-class LanguageAnswerer(StreamingAnswerer[LanguageProcessor, Decoder, str, LanguageOptions]):
+class LanguageAnswerer(
+    StreamingAnswerer[LanguageProcessor, Decoder, str, LanguageOptions],
+    ScoringAnswerer[LanguageProcessor, Decoder, str, LanguageOptions],
+):
     options = LanguageOptions
 
     def predict(self, inputs: Sequence[str], options: LanguageOptions, *, inputs_before: int = 0) -> list[Continuation]:

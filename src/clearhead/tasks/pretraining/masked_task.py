@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.attention import Mask
-from clearhead.errors import ConfigError
 from clearhead.model import Encoder, ModelConfig
 from clearhead.tasks.answerer import Answerer, Evaluation, ModelT, OptionsT, Prediction, ProcessorT, Scores
 from clearhead.tasks.language_model.language_processor import DocumentProcessor
@@ -128,9 +127,6 @@ class HidingAnswerer(Answerer[ProcessorT, ModelT, str, OptionsT]):
     @abstractmethod
     def restore_texts(self, examples: Any, firsts: Sequence[int]) -> Sequence[Prediction]:
         """What the model finds in the place of the hidden words of these examples."""
-
-    def score(self, rows: Sequence[Row], predictions: Sequence[Prediction], options: OptionsT) -> NoReturn:
-        raise ConfigError("a model of pre-training is scored by its loss, not by predictions; call evaluate")
 
     @torch.no_grad()
     def evaluate(self, rows: Sequence[Row], options: OptionsT) -> Evaluation:

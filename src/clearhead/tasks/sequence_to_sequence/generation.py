@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from clearhead.decode import Hypothesis, Writer
 from clearhead.model import EncoderDecoder
-from clearhead.tasks.answerer import InputT, Prediction, StreamingAnswerer
+from clearhead.tasks.answerer import InputT, Prediction, ScoringAnswerer, StreamingAnswerer
 from clearhead.tasks.media import PictureInput, SoundInput
 from clearhead.tasks.processor import BatchT, Processor, RecipeT
 from clearhead.tasks.segmentation import has_loop, join_texts
@@ -324,3 +324,9 @@ class GenerationTracer(TaskTracer[AnswererT], ContinuableTracer, Generic[Answere
 
 def _finite(score: float | None) -> float | None:
     return score if score is not None and math.isfinite(score) else None
+
+
+class ScoringGenerator(
+    GeneratingAnswerer[GeneratingT, InputT], ScoringAnswerer[GeneratingT, EncoderDecoder, InputT, SearchOptions]
+):
+    """Base class of answerers that write texts which are compared with the right ones."""

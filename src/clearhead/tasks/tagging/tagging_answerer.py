@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from clearhead.formatting import escape_control
-from clearhead.tasks.answerer import Answerer, Prediction, Scores
+from clearhead.tasks.answerer import Prediction, Scores, ScoringAnswerer
 from clearhead.tasks.metrics import LabelCounts, count_labels
 from clearhead.tasks.settings import Options
 from clearhead.tasks.tagging.linear_chain import ScoredSpan
@@ -70,7 +70,7 @@ class TaggedText(Prediction):
         return cls(mark_entities(sentence.text, exact), notes, entities, tuple(span for span, _ in spans))
 
 
-class TaggingAnswerer(Answerer[TaggingProcessor, Tagger, Sentence, Options]):
+class TaggingAnswerer(ScoringAnswerer[TaggingProcessor, Tagger, Sentence, Options]):
     @torch.no_grad()
     def predict(self, inputs: Sequence[Sentence], options: Options, *, inputs_before: int = 0) -> list[TaggedText]:
         processor, model = self.processor, self.model

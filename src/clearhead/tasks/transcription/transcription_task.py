@@ -27,9 +27,9 @@ from clearhead.tasks.objective import Objective
 from clearhead.tasks.segmentation import has_loop
 from clearhead.tasks.sequence_to_sequence.generation import (
     GeneratedText,
-    GeneratingAnswerer,
     Generation,
     GenerationTracer,
+    ScoringGenerator,
     WrittenPart,
 )
 from clearhead.tasks.sequence_to_sequence.search import PartNumber, Search, SearchOptions
@@ -209,7 +209,7 @@ class TranscriptionGeneration(Generation[TranscriptionProcessor, Any, Stretch]):
         return Transcript(plain.text, plain.notes, plain.score, plain.alternatives, spoken, self.processor)
 
 
-class TranscriptionAnswerer(GeneratingAnswerer[TranscriptionProcessor, Any]):
+class TranscriptionAnswerer(ScoringGenerator[TranscriptionProcessor, Any]):
     options = TranscriptionOptions
     generation = TranscriptionGeneration
     model: SpeechModel
