@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import clearhead
 import clearhead.shipped as shipped
@@ -26,7 +27,7 @@ AGAIN = [
 ]
 
 
-LARGEST = {"zh-en": 15, "poems-zh": 3}  # MiB
+LARGEST = {"zh-en": 15, "poems-zh": 3, "encoder-zh": 7}  # MiB
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +179,16 @@ def test_ten_characters_in_a_row_are_found_with_and_without_punctuation():
         "床前明月。光疑是地上霜，",
     ]
     assert [run is not None for run in find_shared(poems, training)] == [True, False, False, True]
+
+
+def test_the_chinese_encoder_fills_gaps_and_its_vectors_know_what_texts_are_about():
+    encoder = clearhead.load("encoder-zh", device="cpu")
+    assert encoder.predict("请重新启动你的电<mask>。").text == "请重新启动你的电脑。"
+    processor, texts = encoder.processor, ["这个手机的电池不耐用", "手机充电太慢了", "球队昨晚赢了比赛"]
+    vectors = []
+    for tokens in processor.tokenizer.encode_all(texts):
+        padded = torch.tensor([[processor.tokenizer.start, *tokens, processor.tokenizer.end]])
+        with torch.no_grad():
+            vectors.append(encoder.model(padded).mean(1)[0])
+    similar = [float(torch.cosine_similarity(vectors[0], other, dim=0)) for other in vectors[1:]]
+    assert similar[0] > similar[1] + 0.1, similar

@@ -13,14 +13,16 @@ from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.pretraining.masked_examples import (
     SPECIAL,
     MaskedExamples,
+    MaskedTexts,
+    NeighbouringExamples,
     choose_words,
     cut_windows,
     find_sentences,
     make_generator,
     make_text_windows,
 )
-from clearhead.tasks.pretraining.masked_task import MaskedProcessor, masked_loss
-from clearhead.tasks.pretraining.pretraining_settings import HidingSettings, Masking
+from clearhead.tasks.pretraining.masked_task import MaskedObjective, MaskedProcessor, contrast_loss, masked_loss
+from clearhead.tasks.pretraining.pretraining_settings import HidingSettings, Masking, PretrainingRecipe
 from clearhead.tasks.pretraining.pretraining_task import DenoisingExamples, choose_spans
 from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch
@@ -242,3 +244,52 @@ def test_about_the_wanted_share_of_words_is_in_spans():
         assert float(chosen.double().mean()) == pytest.approx(share, abs=0.02)
         runs = int((chosen[1:] & ~chosen[:-1]).sum())
         assert float(chosen.sum()) / runs == pytest.approx(span, rel=0.3)  # more: spans that touch are one
+
+
+# neighbouring sentences
+
+
+def test_every_sentence_comes_with_the_one_beside_it(tokenizer):
+    document = "The river is slow. The newest is wide.\n我爱你们，也爱他们。你们好吗？？？"
+    windows, used = make_text_windows(rows([document, "widest low"]), tokenizer, 64, Report(), sentences=True)
+    made = NeighbouringExamples(windows, used, tokenizer, Masking(share=0.3), 3)
+    texts = sequences(made.texts)
+    parts = ["The river is slow.", "The newest is wide.", "我爱你们，也爱他们。", "你们好吗？？？", "widest low"]
+    assert [tokenizer.decode(tokens) for tokens in texts] == [
+        tokenizer.decode(tokenizer.encode(text)) for text in parts
+    ]
+    assert made.others.tolist() == [1, 2, 3, 2, 4]
+    assert made.lengths.tolist() == [[len(texts[row]), len(texts[other])] for row, other in enumerate([1, 2, 3, 2, 4])]
+    batch = made.collate(Batch(np.array([0, 4]), (40, 50)))
+    assert (batch.tokens.shape, batch.other_tokens.shape) == ((2, 40), (2, 50))
+    assert batch.other_tokens[0, : len(texts[1])].tolist() == texts[1]
+    assert batch.other_tokens[1, : len(texts[4])].tolist() == texts[4]
+
+
+def test_the_contrast_by_hand():
+    vectors, others = torch.tensor([[1.0, 0], [0, 2.0], [3.0, 0]]), torch.tensor([[5.0, 0], [0, 1.0], [1.0, 0]])
+    # Sentences 0 and 2 have the same neighbour, 7: neither is a wrong answer to the other.
+    loss = contrast_loss(vectors, others, torch.tensor([0, 1, 2]), torch.tensor([7, 8, 7]), temperature=0.5)
+    wrong = np.log(1 + np.exp(-2.0))  # a candidate at a right angle beside the right one
+    assert float(loss) == pytest.approx((4 * wrong + 2 * np.log(1 + 2 * np.exp(-2.0))) / 2, rel=1e-5)
+    alone = contrast_loss(vectors[:1], others[:1], torch.tensor([0]), torch.tensor([0]), temperature=0.5)
+    assert float(alone) == 0.0
+
+
+def test_training_adds_the_contrast_and_dev_is_judged_without_it(tokenizer):
+    recipe = PretrainingRecipe(
+        task="pretraining", data={"train": "x.txt", "documents": "lines"}, contrast={"weight": 0.5}
+    )
+    config = ModelConfig.named("tiny", vocabulary=tokenizer.size, width=24, heads=3, layers=1, dropout=0.0)
+    config = config.change(logits_bias=True, logits_transform=True)
+    processor = MaskedProcessor(tokenizer, config, HidingSettings(objective="masked", longest=64))
+    made = processor.examples(rows([*TEXTS[:2]]), Report(), recipe)
+    assert isinstance(made, NeighbouringExamples)
+    batch, objective = made.collate(Batch(np.arange(len(made)), (64, 64))), MaskedObjective(processor, recipe)
+    model = Encoder(config)
+    with torch.no_grad():
+        plain, trained = float(objective.loss(model.eval(), batch)), float(objective.loss(model.train(), batch))
+        masked = float(masked_loss(model, MaskedTexts(*batch[:4])))
+    assert plain == pytest.approx(masked, rel=1e-5)
+    assert trained > plain + 0.1
+    assert not objective.splits_batches

@@ -27,7 +27,7 @@ class Objective(ABC, Generic[ProcessorT, RecipeT, ModelT, BatchT]):
 
     # Whether the loss of a batch is the sum of the losses of its parts. If not (negatives from the same batch),
     # processes take whole batches instead of sharing each.
-    splits_batches: ClassVar[bool] = True
+    splits_batches: bool = True
     # Whether all batches of a run have (nearly) the same shape: then they are compiled for it, not for any.
     fixed_shapes: ClassVar[bool] = False
 

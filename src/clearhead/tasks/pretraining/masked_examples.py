@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from itertools import chain, islice
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -14,12 +15,14 @@ from torch import Tensor
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.pretraining.pretraining_settings import Masking
 from clearhead.tasks.processor import BatchT, RedrawnExamples
+from clearhead.tasks.segmentation import SEAMS
 from clearhead.text import Report, Row, Tokenizer
 from clearhead.text.batches import Batch, Ragged
 from clearhead.text.pieces import encode_words
 
 INSIDE, BEGINS, SPECIAL = 0, 1, 2  # roles of tokens: inside a word, its first, or start or end of the text
 SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "...", "…")
+FEWEST_CHARACTERS = (8, 8, 30, 90)  # of a part that is compared with its neighbours; which it is varies with the text
 EMPTY = "without a text"
 BYTES_END = 259  # the first number of our own vocabularies that is neither special nor a byte
 
@@ -52,25 +55,70 @@ def cut_windows(starts: NDArray[np.bool_], longest: int) -> list[tuple[int, int]
 
 
 def make_text_windows(
-    rows: Iterable[Row], tokenizer: Tokenizer, longest: int, report: Report
+    rows: Iterable[Row], tokenizer: Tokenizer, longest: int, report: Report, *, sentences: bool = False
 ) -> tuple[list[TextWindow], list[Row]]:
-    """The windows of all documents, and the rows that were used; the report says which were empty or cut."""
+    """The windows of all documents, and the rows that were used; the report says which were empty or cut.
+
+    With `sentences` no window has tokens of two sentences, but for very short ones.
+    """
     rows = list(rows)
     windows: list[TextWindow] = []
     used: list[Row] = []
-    for row, text in zip(rows, encode_words(tokenizer, [row.values[0] for row in rows]), strict=True):
-        if not report.admit(row, None if len(text.tokens) else EMPTY):
+    parts = [list_sentences(row.values[0]) if sentences else [row.values[0]] for row in rows]
+    encoded = iter(encode_words(tokenizer, list(chain(*parts))))
+    for row, texts in zip(rows, parts, strict=True):
+        words = [text for text in islice(encoded, len(texts)) if len(text.tokens)]
+        if not report.admit(row, None if words else EMPTY):
             continue
-        places = cut_windows(text.starts, longest)
-        if len(places) > 1:
-            report.remark(f"longer than {longest} tokens (read in parts)")
-        for begin, end in places:
-            roles = text.starts[begin:end].astype(np.int64)
-            roles[0] = BEGINS  # also of a word that was cut
-            windows.append(TextWindow(text.tokens[begin:end].tolist(), roles.tolist(), len(used)))
+        for text in words:
+            places = cut_windows(text.starts, longest)
+            if len(places) > 1:
+                report.remark(f"longer than {longest} tokens (read in parts)")
+            for begin, end in places:
+                roles = text.starts[begin:end].astype(np.int64)
+                roles[0] = BEGINS  # also of a word that was cut
+                windows.append(TextWindow(text.tokens[begin:end].tolist(), roles.tolist(), len(used)))
         used.append(row)
     report.refuse_empty("text")
     return windows, used
+
+
+def list_sentences(text: str) -> list[str]:
+    """The parts of a text that are compared with their neighbours: sentences, in some texts several together.
+
+    Line breaks end sentences, too. A text of one sentence is cut at the clause that ends nearest to its middle.
+
+    >>> list_sentences("好。我们今天去看电影。\\n你来吗？我在门口等你吧。")
+    ['好。我们今天去看电影。', '你来吗？我在门口等你吧。']
+    >>> list_sentences("老家拆迁，父母把钱都给了哥嫂")
+    ['老家拆迁，', '父母把钱都给了哥嫂']
+    """
+    fewest = FEWEST_CHARACTERS[len(text) % len(FEWEST_CHARACTERS)]
+    parts, gathered = list[str](), ""
+    for piece in chain.from_iterable(SEAMS[0].split(line) for line in text.splitlines()):
+        gathered += piece
+        if len(gathered.strip()) >= fewest:
+            parts.append(gathered)
+            gathered = ""
+    if gathered.strip() or not parts:
+        parts.append(gathered)
+    if len(parts) > 1:
+        return parts
+    ends = [seam.end() for seam in SEAMS[1].finditer(parts[0])]
+    middle = min(ends, key=lambda end: abs(2 * end - len(parts[0])), default=0)
+    return [part for part in (parts[0][:middle], parts[0][middle:]) if part]
+
+
+def find_neighbours(origins: Sequence[int]) -> NDArray[np.int64]:
+    """For each window the next one of its document, or the one before the last; a single one is its own neighbour.
+
+    >>> find_neighbours([0, 0, 0, 1]).tolist()
+    [1, 2, 1, 3]
+    """
+    documents, places = np.array(origins), np.arange(len(origins))
+    has_next, has_previous = np.zeros(len(places), bool), np.zeros(len(places), bool)
+    has_next[:-1] = has_previous[1:] = documents[1:] == documents[:-1]
+    return np.where(has_next, places + 1, places - (has_previous & ~has_next))
 
 
 def find_sentences(windows: Sequence[TextWindow], tokenizer: Tokenizer) -> list[list[int]]:
@@ -170,7 +218,7 @@ class WindowExamples(RedrawnExamples[BatchT]):
 class MaskedExamples(WindowExamples[MaskedTexts]):
     """Windows of documents; `draw` masks random words of all of them."""
 
-    on_device = ("texts", "roles", "inputs", "is_masked", "masked")
+    on_device: ClassVar[tuple[str, ...]] = ("texts", "roles", "inputs", "is_masked", "masked")
 
     begins = 1
 
@@ -220,3 +268,37 @@ class MaskedExamples(WindowExamples[MaskedTexts]):
         places = is_masked.sort(dim=1, descending=True, stable=True).indices[:, :most]
         counted = torch.arange(most, device=device) < self.masked[rows][:, None]
         return MaskedTexts(tokens, lengths, places, texts.gather(1, places).masked_fill(~counted, UNCOUNTED))
+
+
+class NeighbouringTexts(NamedTuple):
+    """A batch of masked sentences as in MaskedTexts, the sentence beside each, whole, and the numbers of both."""
+
+    tokens: Tensor
+    lengths: Tensor
+    places: Tensor
+    labels: Tensor
+    other_tokens: Tensor
+    other_lengths: Tensor
+    numbers: Tensor
+    other_numbers: Tensor
+
+
+class NeighbouringExamples(MaskedExamples):
+    """Masked sentences, each with the one beside it in its document, or with itself where there is none."""
+
+    on_device = (*MaskedExamples.on_device, "others")
+
+    def __init__(
+        self, windows: Sequence[TextWindow], rows: list[Row], tokenizer: Tokenizer, masking: Masking, seed: int
+    ) -> None:
+        super().__init__(windows, rows, tokenizer, masking, seed)
+        neighbours = find_neighbours(self.origins or [])
+        self.others = torch.from_numpy(neighbours)
+        self.lengths = np.hstack([self.lengths, self.lengths[neighbours]])
+
+    def collate(self, batch: Batch) -> NeighbouringTexts:  # type: ignore[override]  # a larger batch
+        rows = torch.from_numpy(batch.examples).to(self.others.device, non_blocking=True)
+        others = self.others[rows]
+        return NeighbouringTexts(
+            *super().collate(batch), *self.texts.pad(others, batch.sizes[1], self.pad), rows, others
+        )

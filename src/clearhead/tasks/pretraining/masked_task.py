@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.attention import Mask
 from clearhead.model import Encoder, ModelConfig
+from clearhead.model.output_heads import mean_pool
 from clearhead.tasks.answerer import Answerer, Evaluation, ModelT, OptionsT, Prediction, ProcessorT, Scores
 from clearhead.tasks.language_model.language_processor import DocumentProcessor
 from clearhead.tasks.losses import check_finite, token_loss
@@ -24,6 +26,8 @@ from clearhead.tasks.pretraining.masked_examples import (
     EMPTY,
     MaskedExamples,
     MaskedTexts,
+    NeighbouringExamples,
+    NeighbouringTexts,
     WindowExamples,
     make_text_windows,
 )
@@ -90,6 +94,15 @@ class MaskedProcessor(HidingProcessor[MaskedTexts]):
     added_tokens = 2
     window_examples = MaskedExamples
 
+    def examples(
+        self, rows: Iterable[Row], report: Report, recipe: PretrainingRecipe | None = None
+    ) -> WindowExamples[MaskedTexts]:
+        if recipe is None or not recipe.contrast.weight:
+            return super().examples(rows, report, recipe)
+        longest = self.stored.longest
+        windows, used = make_text_windows(rows, self.tokenizer, longest, report, sentences=True)
+        return NeighbouringExamples(windows, used, self.tokenizer, self.stored.masking, recipe.seed)
+
     @classmethod
     def make_config(cls, recipe: PretrainingRecipe, start: Pretrained | None = None, **sizes: Any) -> ModelConfig:
         """As of other tasks; the head over the vocabulary has a layer and a bias of its own, as BERT's has."""
@@ -113,8 +126,11 @@ def masked_loss(model: Encoder, batch: MaskedTexts) -> Float[Tensor, ""]:
 
 def _predict_hidden(model: Encoder, batch: MaskedTexts) -> Tensor:
     """The hidden states at the places of a batch that are to be predicted."""
-    hidden: Tensor = model(batch.tokens, mask=Mask.padding(batch.lengths, queries=True))
-    return hidden.gather(1, batch.places[:, :, None].expand(-1, -1, hidden.shape[2]))
+    return gather_places(model(batch.tokens, mask=Mask.padding(batch.lengths, queries=True)), batch.places)
+
+
+def gather_places(hidden: Tensor, places: Tensor) -> Tensor:
+    return hidden.gather(1, places[:, :, None].expand(-1, -1, hidden.shape[2]))
 
 
 class HidingAnswerer(Answerer[ProcessorT, ModelT, str, OptionsT]):
@@ -175,9 +191,51 @@ class MaskedAnswerer(HidingAnswerer[MaskedProcessor, Encoder, RankedOptions]):
         return [FilledText(self.processor.tokenizer.decode(row[:length])) for row, length in rows]
 
 
-class MaskedObjective(Objective[MaskedProcessor, PretrainingRecipe, Encoder, MaskedTexts]):
-    def loss(self, model: Encoder, batch: MaskedTexts) -> Float[Tensor, ""]:
-        return masked_loss(model, batch)
+def contrast_loss(
+    vectors: Float[Tensor, "batch width"],
+    others: Float[Tensor, "batch width"],
+    numbers: Int[Tensor, " batch"],
+    other_numbers: Int[Tensor, " batch"],
+    temperature: float,
+) -> Float[Tensor, ""]:
+    """InfoNCE in both directions, summed: of the sentences of a batch each should find the one beside it.
+
+    A sentence is no candidate for another with the same neighbour, or for itself.
+    """
+    scores = F.normalize(vectors.float(), dim=-1) @ F.normalize(others.float(), dim=-1).T / temperature
+    same = (other_numbers[:, None] == other_numbers) | (numbers[:, None] == other_numbers)
+    # finfo.min, not -inf: no gradient becomes NaN
+    scores = scores.masked_fill(same.fill_diagonal_(False), torch.finfo(scores.dtype).min)
+    diagonal = torch.arange(len(scores), device=scores.device)
+    return (
+        F.cross_entropy(scores, diagonal, reduction="sum") + F.cross_entropy(scores.T, diagonal, reduction="sum")
+    ) / 2
+
+
+class MaskedObjective(Objective[MaskedProcessor, PretrainingRecipe, Encoder, Any]):
+    def __init__(self, processor: MaskedProcessor, recipe: PretrainingRecipe) -> None:
+        super().__init__(processor, recipe)
+        self.contrast = recipe.contrast
+        self.splits_batches = not recipe.contrast.weight  # other sentences come from the same batch
+
+    def loss(self, model: Encoder, batch: MaskedTexts | NeighbouringTexts) -> Float[Tensor, ""]:
+        """The masked loss; in training with `[contrast]` that of neighbours, too."""
+        if not isinstance(batch, NeighbouringTexts):
+            return masked_loss(model, batch)
+        masked = MaskedTexts(*batch[:4])
+        if not model.training:
+            return masked_loss(model, masked)
+        # One pass over both sides: what watches a model, and DDP, want one.
+        sides, count = (batch.tokens, batch.other_tokens), len(batch.tokens)
+        size, pad = max(side.shape[1] for side in sides), self.processor.tokenizer.pad
+        tokens = torch.cat([F.pad(side, (0, size - side.shape[1]), value=pad) for side in sides])
+        lengths = torch.cat([batch.lengths, batch.other_lengths])
+        hidden = model(tokens, mask=Mask.padding(lengths, queries=True))
+        vectors, numbers = mean_pool(hidden, lengths), (batch.numbers, batch.other_numbers)
+        contrast = contrast_loss(vectors[:count], vectors[count:], *numbers, self.contrast.temperature)
+        return token_loss(model.vocabulary, gather_places(hidden[:count], batch.places), batch.labels, 0.0) + (
+            self.contrast.weight * contrast
+        )
 
     def refresh(self, model: Encoder, examples: Examples[MaskedTexts], epoch: int) -> None:
         """Masks other words for every epoch; before the first, sets the output bias to how frequent tokens are.

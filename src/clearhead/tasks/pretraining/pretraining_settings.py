@@ -34,6 +34,13 @@ class Masking(Section):
         return self
 
 
+class Contrast(Section):
+    """`[contrast]`: the vectors of neighbouring sentences become similar, those of others not; only "masked"."""
+
+    weight: float = Field(0.0, ge=0)  # of that loss; 0: none, and windows are as long as they may be
+    temperature: float = Field(0.05, gt=0)  # cosine similarities are divided by it
+
+
 class PretrainingText(DocumentText):
     """`[text]`: as of a language model, but normalised as other tasks expect it that start from the weights."""
 
@@ -72,6 +79,7 @@ class PretrainingRecipe(LanguageModelRecipe):
     objective: Objective = "masked"
     text: PretrainingText = PretrainingText()
     masking: Masking = Masking()
+    contrast: Contrast = Contrast()
     decode: PretrainingDecode = PretrainingDecode()
 
     @property
