@@ -25,6 +25,7 @@ from clearhead.cli import evaluate_command, look_commands, models_command
 from clearhead.cli.options import (
     TASK_COMMANDS,
     Base,
+    Columns,
     Device,
     Json,
     Model,
@@ -32,6 +33,7 @@ from clearhead.cli.options import (
     add_task_options,
     find_task,
     make_task_command,
+    parse_columns,
     refuse_foreign_options,
 )
 from clearhead.cli.program import (
@@ -40,8 +42,10 @@ from clearhead.cli.program import (
     decode_utf8,
     describe_error,
     discard_output,
+    find_table,
     flush_output,
     import_torch,
+    one_line,
     open_inputs,
     prepare_streams,
     print_output,
@@ -104,8 +108,11 @@ def predict(
     model: Model,
     texts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="INPUT", help="A text, or a path of a file; - reads lines from stdin."),
+        typer.Argument(
+            metavar="INPUT", help="A text, a table (.csv, .tsv, .jsonl), or a file; - reads lines from stdin."
+        ),
     ] = None,
+    columns: Columns = None,
     as_json: Json = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print an answer piece by piece as it is written.")] = False,
     base: Base = None,
@@ -118,16 +125,28 @@ def predict(
     The answer of a language model to a single INPUT keeps its line breaks; on a terminal it appears as it is written.
     An INPUT that begins with a dash goes after --. From a pipe, lines are answered some hundred at a time; with
     --batch 1, each before the next is read. --best gives lines of RANK, SCORE, ANSWER with tabs between;
-    each INPUT begins again at rank 1.
+    each INPUT begins again at rank 1. The rows of a table are printed with the answers in further columns.
     """
     if stream and as_json:
         raise ConfigError("--stream prints pieces of text, --json whole objects; choose one")
+    table = find_table(texts)
+    if table is None and columns:
+        raise ConfigError("--columns says where a table has its texts; give one .csv, .tsv or .jsonl as INPUT")
     waiting, name, batch_size = open_inputs(texts, options.get("batch") or BATCH)
     import_torch(threads)
+    from clearhead.cli.tables import predict_table, remark_once
     from clearhead.predictor import load
 
     predictor = load(model, device=device, base=base)
     refuse_foreign_options(predictor, "predict", options)
+    if predictor.task.input_kind == "text":
+        if table is not None:
+            if stream:
+                raise ConfigError("--stream prints pieces of one text; a table's rows are answered whole")
+            predict_table(predictor, table, parse_columns(columns) if columns else None, as_json=as_json, **options)
+            return
+        if len(predictor.processor.input_columns) == 1:
+            waiting = remark_once(waiting, name, predictor.processor.input_columns[0])
     ranked = predictor.task.read_options("predict", options).ranked
     lines = predictor.task.writes_lines and texts is not None and len(texts) == 1 and texts != ["-"]
     if stream or (lines and not as_json and sys.stdout.isatty()):
@@ -151,7 +170,7 @@ def _stream(predictor: Predictor, waiting: Iterable[str], options: dict[str, Any
         for note in predictor.stream_notes(text):
             print_message(f"clearhead: {note}")
         for piece in predictor.stream(text, inputs_before=number, **options):
-            print_output(piece if lines else _one_line(piece), end="")
+            print_output(piece if lines else one_line(piece), end="")
             flush_output()
         print_output("")
         flush_output()
@@ -241,12 +260,8 @@ def _run_command(arguments: list[str]) -> int:
 def _as_lines(answer: Prediction, *, ranked: bool) -> str:
     """The answer in one line; `ranked` gives a line of rank, score and text for it and for each alternative."""
     if not ranked:
-        return _one_line(answer.text)
+        return one_line(answer.text)
     return "\n".join(
-        f"{rank}\t{'' if score is None else f'{score:.4f}'}\t{_one_line(text)}"
+        f"{rank}\t{'' if score is None else f'{score:.4f}'}\t{one_line(text)}"
         for rank, (text, score) in enumerate(answer.ranking(), 1)
     )
-
-
-def _one_line(text: str) -> str:
-    return text.translate({ord(mark): " " for mark in "\r\n\t"})

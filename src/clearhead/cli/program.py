@@ -9,16 +9,19 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from clearhead.errors import ClearheadError, ConfigError, DataError, DiskFullError, TrainingError, out_of_memory
 from clearhead.formatting import escape_control, print_message
 
+TABLE = re.compile(r"\.(csv|tsv|jsonl)(\.gz)?$", re.IGNORECASE)  # the end of its name
 EXTRAS = {"matplotlib": "explore", "fastapi": "serve", "uvicorn": "serve", "transformers": "hf"}
 INTERRUPTED = 130  # the exit code after Ctrl-C, as shells have it
 READ_AHEAD = 4  # batches of lines are read before one is answered: sorted by length, they need less padding
@@ -62,6 +65,10 @@ def print_output(text: str, end: str = "\n") -> None:
     print(escape_control(text), end=end)
 
 
+def one_line(text: str) -> str:
+    return text.translate({ord(mark): " " for mark in "\r\n\t"})
+
+
 def flush_output() -> None:
     sys.stdout.flush()
 
@@ -78,6 +85,14 @@ def open_inputs(texts: list[str] | None, batch: int) -> tuple[Iterable[str], str
         raise ConfigError("there is nothing to answer; give an INPUT, or - for the lines of the standard input")
     batch_size = 1 if batch == 1 or sys.stdin.isatty() else READ_AHEAD * batch
     return _read_lines(sys.stdin.buffer), "line", batch_size
+
+
+def find_table(texts: list[str] | None) -> Path | None:
+    """The table whose rows are the inputs, if that is what a command was given: an existing CSV, TSV or JSONL."""
+    tables = [text for text in texts or [] if TABLE.search(text) and os.path.isfile(text)]
+    if tables and len(texts or []) > 1:
+        raise ConfigError(f"{tables[0]} is a table; give it alone, and other inputs in another call")
+    return Path(tables[0]) if tables else None
 
 
 def read_text(text: str | None) -> str | None:

@@ -34,6 +34,10 @@ class Prediction:
         """The object that `predict --json` prints, beside the input."""
         return {"output": self.text, "notes": list(self.notes)}
 
+    def to_cells(self) -> dict[str, Any]:
+        """What `predict` adds to the row of a table, by the names of the columns."""
+        return {"output": self.text}
+
     def ranking(self) -> list[tuple[str, float | None]]:
         """This answer and its alternatives with their scores, best first."""
         return [(self.text, None)]

@@ -251,6 +251,11 @@ class Processor(ABC, Generic[RecipeT, BatchT]):
         With trained weights to `start` from, their tokenizer and the sizes of their model are taken over.
         """
 
+    @property
+    def input_columns(self) -> Sequence[str]:
+        """The columns of an input: all but the answer's, if there is one."""
+        return self.columns[:-1] or self.columns
+
     def configure(self, recipe: RecipeT) -> None:
         """Takes over what a resumed run may change, such as settings of decoding."""
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, cast
@@ -21,6 +23,7 @@ from clearhead.formatting import format_count, suggest_name
 
 KINDS = (".tsv", ".csv", ".jsonl", ".txt")
 SKIP = "-"  # in `columns`: a field that is not wanted
+CHINESE = re.compile("[\u4e00-\u9fff]{2}")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OTHER_BEGINNINGS = {
     b"\xff\xfe": "it begins like UTF-16",
@@ -75,7 +78,7 @@ def read(
         return _read_parallel([check_file(Path(source[column])) for column in wanted])
     names = list(wanted) if columns is None else _map_names(wanted, columns)
     path = check_file(Path(source))
-    kind = _file_kind(path)
+    kind = file_kind(path)
     if kind == ".csv":
         return _read_csv(path, names)
     if kind == ".jsonl":
@@ -111,7 +114,8 @@ def _map_names(wanted: Sequence[str], columns: Sequence[str] | Mapping[str, str]
     return names
 
 
-def _file_kind(path: Path) -> str:
+def file_kind(path: Path) -> str:
+    """The ending of a file of data, without `.gz`."""
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in KINDS:
         raise DataError(
@@ -163,6 +167,9 @@ def _decode_line(raw: bytes, path: Path, line: int) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         hints = [hint for beginning, hint in OTHER_BEGINNINGS.items() if line == 1 and raw.startswith(beginning)]
+        with suppress(UnicodeDecodeError):
+            if CHINESE.search(raw.decode("gb18030")):
+                hints.append("it may be GB18030, as Excel saves Chinese; save it as CSV UTF-8, or convert it by iconv")
         raise DataError(
             f"{path}:{line}: not UTF-8: byte 0x{raw[error.start]:02X} at place {error.start + 1} of the line "
             f"({error.reason}); {hints[0] if hints else 'save the file as UTF-8'}"
@@ -181,53 +188,61 @@ def strip_line_end(text: str) -> str:
 def _read_fields(path: Path, wanted: Sequence[str], columns: Sequence[str], separator: str) -> Iterator[Row]:
     """Rows of a file whose fields have a tab between, or spaces: then the last one takes the rest of the line."""
     indices = [list(columns).index(column) for column in wanted]
-    most = -1 if separator == "\t" else len(columns) - 1
-    count, lines = 0, read_lines(path)
-    for line, text in lines:
-        fields = strip_line_end(text).split(separator, most)
-        if line == 1:
-            count = len(fields)
-            if count < len(columns):
-                problem = f"{format_count(count, 'field')} for the {len(columns)} columns {_join(columns)}"
-                refuse_line(path, line, problem, text)
-        if len(fields) != count:
-            if _is_blank(text) and all(_is_blank(rest) for _, rest in lines):
-                return
-            refuse_line(path, line, f"{format_count(len(fields), 'field')} where the first line has {count}", text)
+    for line, fields in read_fields(path, separator, -1 if separator == "\t" else len(columns) - 1):
+        if len(fields) < len(columns):
+            problem = f"{format_count(len(fields), 'field')} for the {len(columns)} columns {_join(columns)}"
+            refuse_line(path, line, problem, separator.join(fields))
         yield Row(tuple(fields[index] for index in indices), str(path), line)
 
 
+def read_fields(path: Path, separator: str = "\t", most: int = -1) -> Iterator[tuple[int, list[str]]]:
+    """The fields of each line, split at most `most` times; a line with another number than the first is refused."""
+    count, lines = 0, read_lines(path)
+    for line, text in lines:
+        fields = strip_line_end(text).split(separator, most)
+        if line > 1 and len(fields) != count:
+            if _is_blank(text) and all(_is_blank(rest) for _, rest in lines):
+                return
+            refuse_line(path, line, f"{format_count(len(fields), 'field')} where the first line has {count}", text)
+        count = len(fields)
+        yield line, fields
+
+
 def _read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
+    rows = read_csv_fields(path)
+    line, header = next(rows)
+    if missing := [column for column in wanted if column not in header]:
+        refuse_line(path, line, f"the header line has no {_join(missing)}; {suggest_name(missing[0], header)}")
+    if twice := [column for column in wanted if header.count(column) > 1]:
+        refuse_line(path, line, f"the header line has {_join(twice)} more than once; rename all but one")
+    indices = [header.index(column) for column in wanted]
+    for line, fields in rows:
+        yield Row(tuple(fields[index] for index in indices), str(path), line)
+
+
+def read_csv_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The header line of a `.csv` and then its rows, at least one, each with the line that it begins in."""
     rows = csv.reader((text for _, text in read_lines(path)), strict=True)
-    line, header, indices, empty = 1, list[str](), list[int](), True
+    line, count, records = 1, 0, 0
     try:
         for fields in rows:
-            if not header:
-                header = fields
-                if missing := [column for column in wanted if column not in header]:
-                    problem = f"the header line has no {_join(missing)}; {suggest_name(missing[0], header)}"
-                    refuse_line(path, line, problem)
-                if twice := [column for column in wanted if header.count(column) > 1]:
-                    refuse_line(path, line, f"the header line has {_join(twice)} more than once; rename all but one")
-                indices = [header.index(column) for column in wanted]
-            elif len(fields) != len(header):
+            if records and len(fields) != count:
                 if _is_blank(*fields) and all(_is_blank(*rest) for rest in rows):
                     break
-                problem = f"{format_count(len(fields), 'field')} where the header line has {len(header)}"
+                problem = f"{format_count(len(fields), 'field')} where the header line has {count}"
                 refuse_line(path, line, problem, ",".join(fields))
-            else:
-                yield Row(tuple(fields[index] for index in indices), str(path), line)
-                empty = False
+            yield line, fields
+            count, records = len(fields), records + 1
             line = rows.line_num + 1  # a quoted field may go over several lines
     except csv.Error as error:
         refuse_line(path, line, f"not CSV: {error}")
-    if empty:
+    if records < 2:
         raise DataError(f"{path} has a header line and no rows")
 
 
 def _read_jsonl(path: Path, wanted: Sequence[str], labels: Sequence[str], lists: bool) -> Iterator[Row]:
     for line, example in read_objects(path, wanted):
-        values = (_get_value(example, column, path, line, column in labels, lists) for column in wanted)
+        values = (get_value(example, column, path, line, column in labels, lists) for column in wanted)
         yield Row(tuple(values), str(path), line)
 
 
@@ -249,8 +264,8 @@ def read_objects(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, dict[
         yield line, example
 
 
-def _get_value(
-    example: dict[str, Any], column: str, path: Path, line: int, label: bool, lists: bool
+def get_value(
+    example: dict[str, Any], column: str, path: Path, line: int, label: bool = False, lists: bool = False
 ) -> str | tuple[str, ...]:
     """The text under a name; of a label also a number as text, and with `lists` also a list of texts."""
     if column not in example:

@@ -43,6 +43,9 @@ class TaggedText(Prediction):
     def to_json(self) -> dict[str, Any]:
         return {"entities": [entity._asdict() for entity in self.entities], "notes": list(self.notes)}
 
+    def to_cells(self) -> dict[str, Any]:
+        return {"entities": [entity._asdict() for entity in self.entities]}
+
     def split_parts(self, sentence: Sentence, first: int, last: int) -> list[AnswerPart]:
         """The text from one word up to another, split into its entities and the plain text between them."""
         if first == last:
