@@ -209,6 +209,70 @@ def test_the_threshold_rejects_the_stated_share_of_dev(run, predictor):
     assert dev["auroc"] == max(calibration.auroc.values())
 
 
+def test_another_share_may_be_rejected_in_each_call(run, predictor):
+    dev, asking = run.parent / "dev.tsv", ["please my stolen card", "joke weather"]
+    for reject, most in ((0.0, 0.0), (0.1, 0.1), (0.5, 0.5)):
+        scores = predictor.evaluate(dev, reject=reject)
+        assert scores["false_rejection_rate"] == pytest.approx(most, abs=1 / 70)
+        assert scores["accuracy"] == predictor.evaluate(dev)["accuracy"], "which counts the best answers"
+    assert predictor.evaluate(dev, reject=0.05) == predictor.evaluate(dev), "the share of training"
+    assert not any(found.known for found in predictor.predict([*asking, "zzz"], reject=1.0))
+    with pytest.raises(ConfigError, match=r"reject: should be less than or equal to 1, got 1\.5"):
+        predictor.predict("a", reject=1.5)
+    other = clearhead.load(run, device="cpu")
+    other.processor.finder.calibration = None
+    with pytest.raises(ConfigError, match="this model was not calibrated, as dev has no answerable questions"):
+        other.predict("a", reject=0.1)
+
+
+def test_a_share_to_reject_is_stored_in_the_folder(copied, predictor):
+    running, dev = clearhead.load(copied, device="cpu"), asked(160, seed=9)
+    before = running.evaluate(dev)
+    assert running.act("reject", "0.5") == ["from now on 0.5 of the answerable questions may be refused"]
+    assert running.evaluate(dev) == predictor.evaluate(dev, reject=0.5) != before
+    assert running.evaluate(dev, reject=0.05) == before, "a call has the last word"
+    running.act("add", "when do you open", "at nine")
+    running.act("remove", 3)
+    assert (
+        clearhead.load(copied, device="cpu").evaluate(dev)
+        == running.evaluate(dev)
+        == predictor.evaluate(dev, reject=0.5)
+    )
+    for arguments in ([], ["a"], ["0.1", "0.2"]):
+        with pytest.raises(ConfigError, match="reject needs one number, the share of answerable questions"):
+            running.act("reject", *arguments)
+    with pytest.raises(ConfigError, match="reject: should be greater than or equal to 0, got -1"):
+        running.act("reject", -1)
+
+
+def test_a_curve_shows_what_a_threshold_costs(run, predictor, capsys):
+    rows = [*asked(160, seed=9), ("when do you open", "at nine")]
+    data = run.parent / "asked.tsv"
+    write_tsv(data, rows)
+    assert main(["evaluate", str(run), str(data), "--json", "--device", "cpu"]) == 0
+    first, *rest = json.loads(capsys.readouterr().out)["curve"]
+    found = [(predictor.predict(question), answer) for question, answer in rows[:-1]]
+    inside = [answer.matches[0].text == right for answer, right in found if right]
+    assert (first["answered"], first["right"]) == (1.0, round(sum(inside) / len(inside), 4))
+    for point in rest:
+        answered = [answer.in_scope >= point["threshold"] for answer, right in found if not right]
+        assert point["out_of_scope_answered"] == round(sum(answered) / len(answered), 4)
+    assert [point["answered"] for point in rest] == sorted({point["answered"] for point in rest}, reverse=True)
+    assert main(["evaluate", str(run), str(data), "--report", "--device", "cpu"]) == 0
+    table = capsys.readouterr().out.partition("threshold   answered      right  out_of_scope_answered\n")[2]
+    assert len(table.splitlines()) == len(rest) + 1
+
+
+def test_rows_of_a_table_get_the_answer_if_it_is_known(run, tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("id,question\n1,please my stolen card\n2,joke weather\n")
+    assert main(["predict", str(run), str(tmp_path / "a.csv"), "--device", "cpu"]) == 0
+    head, known, unknown = capsys.readouterr().out.splitlines()
+    assert head == "id,question,answer,score,known"
+    assert known == "1,please my stolen card,card lost,1.0000,true"
+    assert unknown.startswith("2,joke weather,,0.")
+    assert unknown.endswith(",false")
+
+
 def test_a_threshold_from_few_questions_is_told(run, predictor):
     rows = {name: list(AnswerProcessor.read(run.parent / f"{name}.tsv")) for name in ("train", "dev")}
     processor, recipe = clearhead.load(run, device="cpu").processor, recipe_of()
@@ -338,7 +402,7 @@ def test_a_loaded_model_answers_by_what_others_change_meanwhile(copied, predicto
     assert other.act("remove", 3) == ["removed answer 3: 音乐晚餐"]
     assert not running.predict(asking).known
     assert json.loads(running.act("list", 0, as_json=True)[0])["text"] == "card lost"
-    with pytest.raises(ConfigError, match="answers has no action 'forget'; choose from add, remove, list"):
+    with pytest.raises(ConfigError, match="answers has no action 'forget'; choose from add, remove, list, reject"):
         running.act("forget")
     with pytest.raises(ConfigError, match="this model was not loaded from one"):
         Predictor(predictor.model, TASK, predictor.processor, name="new").act("list")

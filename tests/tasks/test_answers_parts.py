@@ -187,6 +187,12 @@ def test_the_best_detector_on_dev_is_kept_and_rejects_the_stated_share():
     assert (good[inside] < fitted.thresholds["neighbours"]).mean() == 0.05
     assert fitted.auroc["neighbours"] == round(area_under_curve(good[inside], good[~inside]), 4)
     assert fitted == Calibration(**fitted.model_dump())
+    for share in (0.0, 0.05, 0.123, 1.0):
+        other = fitted.with_reject(share)
+        assert (good[inside] < other.thresholds["neighbours"]).mean() == pytest.approx(share, abs=0.01), share
+        assert other.reject == share
+    assert fitted.with_reject(0.05).thresholds == pytest.approx(fitted.thresholds)
+    assert fitted.with_reject(0.05).nearest == pytest.approx(fitted.nearest)
     alone = Calibration.fit(
         {name: scores[:1000] for name, scores in evidence.items()},
         good[:1000],

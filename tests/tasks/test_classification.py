@@ -20,10 +20,14 @@ from clearhead.explore import Scene
 from clearhead.lens import Record
 from clearhead.predictor import Predictor
 from clearhead.tasks.classification.classification_task import TASK, ClassifierObjective, hide_tokens
-from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, LabelPrediction, score_answers
+from clearhead.tasks.classification.classifier_answerer import (
+    ClassifierAnswerer,
+    ClassifierOptions,
+    LabelPrediction,
+    score_answers,
+)
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor
 from clearhead.tasks.processor import PairInputs, TextExamples
-from clearhead.tasks.settings import RankedOptions
 from clearhead.text import Report, Row
 from clearhead.text.batches import Batch
 from clearhead.train import run_training
@@ -111,6 +115,45 @@ def test_it_has_learned_which_word_decides(classifier):
     assert set(scores) == {"accuracy", "macro_f1", "calibration_error", "calibration_error_before"}
 
 
+def test_answers_below_the_threshold_are_unsure(run, classifier, tmp_path, capsys):
+    rows = labelled(60, seed=9)
+    texts = [text for text, _ in rows]
+    limit = sorted(answer.score for answer in classifier.predict(texts))[30]
+    answers = classifier.predict(texts, threshold=limit)
+    for answer, usual in zip(answers, classifier.predict(texts), strict=True):
+        assert (answer.label, answer.score, answer.sure) == (usual.label, usual.score, usual.score >= limit)
+        assert answer.to_json()["sure"] is answer.sure
+        assert ("unsure: the probability" in "".join(answer.notes)) is not answer.sure
+        assert usual.sure is None
+        assert "sure" not in usual.to_json()
+    scores, sure = classifier.evaluate(rows, threshold=limit), [answer.sure for answer in answers]
+    right = [answer.label == label for answer, (_, label) in zip(answers, rows, strict=True) if answer.sure]
+    assert scores["answered"] == round(sum(sure) / len(sure), 4)
+    assert scores["accuracy_of_answered"] == round(sum(right) / len(right), 4)
+    assert scores["accuracy"] == classifier.evaluate(rows)["accuracy"]
+    (tmp_path / "a.csv").write_text("date,comment\n1,here is\n", encoding="utf-8")
+    options = ["--threshold", "1", "--columns", "text=comment", "--device", "cpu"]
+    assert main(["predict", str(run), str(tmp_path / "a.csv"), *options]) == 0
+    done = capsys.readouterr()
+    answer = classifier.predict("here is")
+    assert done.out == f"date,comment,label,score,sure\n1,here is,{answer.label},{answer.score:.4f},false\n"
+    assert "a.csv:2: unsure: the probability" in done.err
+
+
+def test_a_curve_shows_how_much_is_right_of_what_is_answered(run, classifier, tmp_path, capsys):
+    rows = labelled(60, seed=9)
+    (tmp_path / "dev.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in rows), encoding="utf-8")
+    assert main(["evaluate", str(run), str(tmp_path / "dev.tsv"), "--json", "--device", "cpu"]) == 0
+    curve = json.loads(capsys.readouterr().out)["curve"]
+    assert curve[0]["answered"] == 1.0
+    for point in curve:
+        scores = classifier.evaluate(rows, threshold=point["threshold"])
+        assert (point["answered"], point["right"]) == (scores["answered"], scores["accuracy_of_answered"])
+    assert main(["evaluate", str(run), str(tmp_path / "dev.tsv"), "--report", "--device", "cpu"]) == 0
+    table = capsys.readouterr().out.partition("threshold   answered      right\n")[2]
+    assert len(table.splitlines()) == len(curve)
+
+
 def test_what_was_left_out_of_training_is_reported(run):
     train, contradictory, dev, repeated = (run / "report.txt").read_text().splitlines()
     said = "1 input of train has answers that exclude each other, in 2 rows"
@@ -166,9 +209,9 @@ def test_batched_equals_single(classifier):
     model.load_state_dict(classifier.model.state_dict())
     answerer = ClassifierAnswerer(classifier.processor, model)
     inputs = [*(text for text, _ in labelled(17, seed=4)), "", "cat " * 50, "未知 😀"]
-    together = answerer.predict(inputs, RankedOptions())
+    together = answerer.predict(inputs, ClassifierOptions())
     for batch in (1, 7):
-        for one, other in zip(answerer.predict(inputs, RankedOptions(batch=batch)), together, strict=True):
+        for one, other in zip(answerer.predict(inputs, ClassifierOptions(batch=batch)), together, strict=True):
             assert one.label == other.label
             assert one.scores == pytest.approx(other.scores, abs=1e-12)
 
@@ -372,7 +415,7 @@ def test_the_loss_is_the_cross_entropy_by_hand_and_smoothed_in_training_alone():
     plain = smoothed = 0.0
     model.eval()
     for text, label in pairs[:5]:
-        (answer,) = ClassifierAnswerer(processor, model).predict([text], RankedOptions())
+        (answer,) = ClassifierAnswerer(processor, model).predict([text], ClassifierOptions())
         logs = {name: math.log(share) for name, share in answer.scores.items()}
         plain -= logs[label]
         smoothed -= 0.7 * logs[label] + 0.3 * sum(logs.values()) / 3

@@ -24,10 +24,9 @@ from clearhead.tasks.classification.calibration import (
     undo_temperature,
 )
 from clearhead.tasks.classification.classification_task import TASK, ClassifierObjective, hide_tokens
-from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, score_labels
+from clearhead.tasks.classification.classifier_answerer import ClassifierAnswerer, ClassifierOptions, score_labels
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, LabelColumn
 from clearhead.tasks.metrics import count_confusions, count_labels
-from clearhead.tasks.settings import RankedOptions
 from clearhead.tasks.text_windows import split_windows, text_windows
 from clearhead.text import Report
 from clearhead.text.batches import Batch
@@ -77,6 +76,32 @@ def test_each_label_is_answered_for_itself(tagger):
     assert (none.labels, none.text) == ((), "")
     assert set(both.scores) == set(NAMES)
     assert sum(both.scores.values()) > 1.2
+
+
+def test_one_threshold_may_stand_for_those_of_all_labels(tagger):
+    texts = [text for text, _ in many_labelled(20, 9)]
+    for answer, usual in zip(tagger.predict(texts, threshold=0.3), tagger.predict(texts), strict=True):
+        assert set(answer.labels) == {label for label, score in usual.scores.items() if score >= 0.3}
+        assert "sure" not in answer.to_json()
+    assert tagger.evaluate(many_labelled(60, 9), threshold=0.0)["accuracy"] == 0.0, "every text has all labels"
+    with pytest.raises(ConfigError, match=r"threshold: should be less than or equal to 1, got 1\.5"):
+        tagger.predict("a", threshold=1.5)
+
+
+def test_a_table_and_a_curve_of_several_labels(many, tagger, tmp_path, capsys):
+    write_tsv(tmp_path / "a.tsv", [("a dog and very good cheese",)])
+    assert main(["predict", str(many), str(tmp_path / "a.tsv"), "--device", "cpu"]) == 0
+    assert set(capsys.readouterr().out.strip().split("\t")[1].split(",")) == {"animal", "food"}
+    rows = many_labelled(60, 9)
+    write_tsv(tmp_path / "dev.tsv", rows)
+    assert main(["evaluate", str(many), str(tmp_path / "dev.tsv"), "--json", "--device", "cpu"]) == 0
+    for point in json.loads(capsys.readouterr().out)["curve"]:
+        answers = tagger.predict([text for text, _ in rows], threshold=point["threshold"])
+        right = tagger.evaluate(
+            [row for row, answer in zip(rows, answers, strict=True) if answer.labels], threshold=point["threshold"]
+        )
+        assert point["answered"] == round(sum(bool(answer.labels) for answer in answers) / len(rows), 4)
+        assert point["right"] == right["accuracy"]
 
 
 def test_its_json_has_labels_and_scores(many, capsys):
@@ -178,6 +203,18 @@ def test_a_pair_is_read_with_a_separator_and_segments(pairs):
             predictor.predict(wrong)
 
 
+def test_rows_of_a_table_may_be_pairs(pairs, tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("text,id,candidate\nthe cat,1,the dog\n")
+    run = ["predict", str(pairs), str(tmp_path / "a.csv"), "--device", "cpu", "--columns", "other=candidate"]
+    assert main(run) == 0
+    assert main([*run, "--json"]) == 0
+    head, row, found = capsys.readouterr().out.splitlines()
+    answer = clearhead.load(pairs, device="cpu").predict(("the cat", "the dog"))
+    assert head == "text,id,candidate,label,score"
+    assert row == f"the cat,1,the dog,{answer.label},{answer.score:.4f}"
+    assert {"input": "the cat\tthe dog", "id": "1", "label": answer.label}.items() <= json.loads(found).items()
+
+
 def test_segments_change_the_scores_of_a_pair(pairs):
     predictor = clearhead.load(pairs, device="cpu")
     before = predictor.predict([("a dog", "a cat")])
@@ -275,17 +312,17 @@ def test_calibration_divides_the_scores_of_the_model_and_undoes_itself_in_the_re
     with torch.no_grad():
         model.eval().ngrams.rows.weight.normal_()
     model.divide_scores(0.5)  # too sure
-    before = answerer.predict([row.values[0] for row in rows], RankedOptions())
+    before = answerer.predict([row.values[0] for row in rows], ClassifierOptions())
     objective.calibrate(model, [], rows)
-    after = answerer.predict([row.values[0] for row in rows], RankedOptions())
+    after = answerer.predict([row.values[0] for row in rows], ClassifierOptions())
     assert [one.label for one in before] == [one.label for one in after]
     assert processor.stored.temperature > 1
-    scores = answerer.score(rows, after, RankedOptions())
+    scores = answerer.score(rows, after, ClassifierOptions())
     shares, temperature = np.array([list(one.scores.values()) for one in before]), processor.stored.temperature
     wanted = shares ** (1 / temperature) / (shares ** (1 / temperature)).sum(1, keepdims=True)
     assert np.allclose([list(one.scores.values()) for one in after], wanted)
     processor.store(temperature=1.0)
-    assert answerer.score(rows, before, RankedOptions())["calibration_error"] == scores["calibration_error_before"]
+    assert answerer.score(rows, before, ClassifierOptions())["calibration_error"] == scores["calibration_error_before"]
 
 
 @settings(max_examples=15, deadline=None)
@@ -374,7 +411,7 @@ def test_a_text_longer_than_learned_positions_is_the_mean_over_windows(tmp_path)
     processor = ClassifierProcessor.prepare(rows, recipe)
     answerer, tokenizer = ClassifierAnswerer(processor, processor.build().eval()), processor.tokenizer
     model, text = answerer.model, rows[-1].values[0]
-    [answer] = answerer.predict([text], RankedOptions())
+    [answer] = answerer.predict([text], ClassifierOptions())
     windows = text_windows([tokenizer.encode(text)], 12, tokenizer.start, tokenizer.end)
     assert len(windows) > 1
     said = f"longer than the 12 tokens that the model reads at once: the mean over {len(windows)} windows"
@@ -385,7 +422,7 @@ def test_a_text_longer_than_learned_positions_is_the_mean_over_windows(tmp_path)
         scores = [score_labels(processor, model, *one) for one in zip(tokens, lengths, strict=True)]
     wanted = torch.cat(scores).mean(0).softmax(-1)
     assert [answer.scores[label] for label in processor.labels] == pytest.approx(wanted.tolist(), abs=1e-6)
-    traces = TASK.tracer(TASK.name, answerer).traces(text, answer=None, options=RankedOptions())
+    traces = TASK.tracer(TASK.name, answerer).traces(text, answer=None, options=ClassifierOptions())
     assert len(traces) == len(windows)
     dev = Report()
     examples = processor.examples(rows, dev)
@@ -398,7 +435,7 @@ def test_a_text_longer_than_learned_positions_is_the_mean_over_windows(tmp_path)
 def test_ten_thousand_characters_are_classified(tmp_path):
     processor = ClassifierProcessor.prepare(rows_of(labelled(30, seed=1)), recipe_of())
     answerer = ClassifierAnswerer(processor, processor.build().eval())
-    [answer] = answerer.predict(["cat dog " * 1250], RankedOptions())
+    [answer] = answerer.predict(["cat dog " * 1250], ClassifierOptions())
     assert answer.notes == []
     assert sum(answer.scores.values()) == pytest.approx(1, abs=1e-5)
 

@@ -10,9 +10,9 @@ from clearhead.tasks import TASKS, segmentation, summarisation, text_windows
 from clearhead.tasks.answerer import AnyAnswerer
 from clearhead.tasks.answers.answer_settings import AnswerOptions
 from clearhead.tasks.answers.answers_task import read_pairs
+from clearhead.tasks.classification.classifier_answerer import ClassifierOptions
 from clearhead.tasks.pretraining import mask_filling
 from clearhead.tasks.segmentation import join_texts
-from clearhead.tasks.settings import RankedOptions
 from clearhead.text import Row, Tokenizer
 from clearhead.train.recipe import Recipe, check_recipe
 
@@ -70,7 +70,7 @@ def assert_bounded(characters: list[int], batches: list[tuple[int, ...]]) -> Non
 
 @pytest.mark.parametrize("text", MILLION, ids=KINDS)
 def test_a_classifier_reads_the_beginning_in_windows_and_says_so(read, text):
-    [answer] = make_answerer(recipe_of("classification"), TEXTS, LABELS).predict([text], RankedOptions())
+    [answer] = make_answerer(recipe_of("classification"), TEXTS, LABELS).predict([text], ClassifierOptions())
     assert_bounded(*read)
     assert answer.notes[0] == CUT
     assert WINDOWS in answer.notes[1]
@@ -88,7 +88,7 @@ def test_a_question_is_read_as_far_as_a_text_of_a_classifier(read, text):
 
 def test_training_texts_are_read_at_once_however_long_they_may_be(read):
     long = "cat runs " * 30
-    for task, options in (("classification", RankedOptions()), ("answers", AnswerOptions())):
+    for task, options in (("classification", ClassifierOptions()), ("answers", AnswerOptions())):
         recipe = recipe_of(task, data={"train": "train.tsv", "longest": 70})
         answerer = make_answerer(recipe, TEXTS, LABELS)
         answerer.processor.configure(recipe)
@@ -101,7 +101,7 @@ def test_training_texts_are_read_at_once_however_long_they_may_be(read):
 
 def test_of_a_long_pair_each_text_is_cut_so_that_the_windows_are_few(read):
     answerer = make_answerer(recipe_of("classification"), TEXTS, TEXTS[::-1], LABELS)
-    [answer] = answerer.predict([("cat " * 150, "dog " * 150)], RankedOptions())
+    [answer] = answerer.predict([("cat " * 150, "dog " * 150)], ClassifierOptions())
     assert sum(rows for rows, _ in read[1]) == text_windows.PAIR_WINDOWS**2
     assert answer.notes[0] == "only the first 112 tokens of each text of the pair were read"
 

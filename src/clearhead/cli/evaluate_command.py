@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from clearhead.predictor import Predictor
     from clearhead.tasks import Task
     from clearhead.tasks.answerer import Baseline, Evaluation
+    from clearhead.tasks.metrics import Curve
     from clearhead.text import Row
 
 
@@ -56,6 +57,7 @@ def evaluate(
         raise ConfigError("--train says what a baseline learns from; it needs --baseline")
     import_torch(threads)
     from clearhead.predictor import load
+    from clearhead.tasks.metrics import format_curve
 
     predictor = load(model, device=device, base=base)
     refuse_foreign_options(predictor, "evaluate", options)
@@ -66,6 +68,9 @@ def evaluate(
     training = _training_rows(predictor, train, names) if baseline and task.baseline_learns else []
     evaluation = predictor.evaluate_rows(_source(predictor, data, columns), columns=names, **options)
     tables = task.report(processor, evaluation.rows, evaluation.predictions) if report and task.report else ""
+    curve = task.curve(processor, evaluation.rows, evaluation.predictions) if task.curve else []
+    if report and curve:
+        tables += f"\n\n{format_curve(curve)}"
     simple = task.baseline(processor, training, evaluation.rows) if baseline and task.baseline else None
     if figure is not None:
         _draw(predictor, evaluation, figure)
@@ -73,7 +78,7 @@ def evaluate(
     if "note" in scores:
         print_message(f"clearhead: {scores['note']}")
     if as_json:
-        _print_json(scores, tables, simple)
+        _print_json(scores, tables, simple, curve)
     else:
         scores.pop("note", None)
         _print_scores(scores)
@@ -140,8 +145,10 @@ def _draw(predictor: Predictor, evaluation: Evaluation, path: Path) -> None:
     print_message(f"clearhead: wrote {path}")
 
 
-def _print_json(scores: Mapping[str, Any], tables: str, simple: Baseline | None) -> None:
+def _print_json(scores: Mapping[str, Any], tables: str, simple: Baseline | None, curve: Curve) -> None:
     more: dict[str, Any] = {"report": tables} if tables else {}
+    if curve:
+        more["curve"] = curve
     if simple is not None:
         more["baseline"] = {"name": simple.name, **simple.scores}
     print_output(json.dumps({**scores, **more}, ensure_ascii=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from itertools import chain
 from typing import Any, NamedTuple
@@ -18,6 +18,11 @@ from clearhead.formatting import escape_control
 from clearhead.tasks.segmentation import are_chinese
 
 ROUGE_KINDS = ("rouge1", "rouge2", "rougeL")
+Scores1d = NDArray[np.float64]
+NOTHING: Scores1d = np.zeros(0)
+Curve = Sequence[
+    Mapping[str, float]
+]  # a threshold, and the shares of rows answered, and of these right, for each point
 PUNCTUATION = re.compile(r"(?!')[^\w\s]|_")  # apostrophes belong to words
 
 
@@ -133,6 +138,40 @@ def count_confusions(
     """
     pairs = Counter(zip(wanted, predicted, strict=True))
     return list(labels), np.array([[pairs[row, column] for column in labels] for row in labels], dtype=np.int64)
+
+
+def trace_curve(
+    confidence: Scores1d, judge: Callable[[float], NDArray[np.bool_]], outside: Scores1d = NOTHING
+) -> Curve:
+    """The shares of rows answered, and of these right, at thresholds from which on 100 %, 90 % … 10 % are answered.
+
+    `judge` says of each row whether its answer at a threshold is right. `outside` is the confidence of out-of-scope
+    rows. Where rows are equally confident, more of them are answered.
+
+    >>> right = np.array([True, True, True, False])
+    >>> points = trace_curve(np.array([0.9, 0.9, 0.8, 0.5]), lambda threshold: right)
+    >>> [list(point.values()) for point in points]
+    [[0.5, 1.0, 0.75], [0.8, 0.75, 1.0], [0.9, 0.5, 1.0]]
+    """
+    counts = [-(-len(confidence) * tenths // 10) for tenths in range(10, 0, -1)]
+    points = list[dict[str, float]]()
+    for threshold in np.unique(np.sort(confidence)[len(confidence) - np.array(counts)] if len(confidence) else []):
+        answered = confidence >= threshold
+        shares = {"answered": answered.mean(), "right": judge(float(threshold))[answered].mean()}
+        if len(outside):
+            shares["out_of_scope_answered"] = (outside >= threshold).mean()
+        points.append(
+            {"threshold": float(threshold), **{name: round(float(value), 4) for name, value in shares.items()}}
+        )
+    return points
+
+
+def format_curve(curve: Curve) -> str:
+    """The points as a table."""
+    lines = ["  ".join(f"{name:>9}" for name in curve[0])]
+    return "\n".join(
+        lines + ["  ".join(f"{value:{max(9, len(name))}.4f}" for name, value in row.items()) for row in curve]
+    )
 
 
 class CharacterTokenizer:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from clearhead.errors import ConfigError
 from clearhead.formatting import suggest_name
 from clearhead.tasks.answerer import AnyAnswerer, Baseline
+from clearhead.tasks.metrics import Curve
 from clearhead.tasks.objective import AnyObjective
 from clearhead.tasks.processor import AnyProcessor
 from clearhead.tasks.settings import Options, TaskRecipe, option_names, refuse_unknown, validate
@@ -58,6 +59,8 @@ class Task:
     writes_lines: bool = False  # whether answers are texts with line breaks, which a terminal shows as they are written
     # The tables of `evaluate --report` below the scores, of the rows and their predictions.
     report: Callable[[Any, Rows, Sequence[Any]], str] | None = None
+    # How many rows are answered at some thresholds, and how many of these are right, for `evaluate`.
+    curve: Callable[[Any, Rows, Sequence[Any]], Curve] | None = None
     # Labels, and how many texts of each label (rows) were given each label (columns), for `evaluate --figure`.
     confusion: Callable[[Any, Rows, Sequence[Any]], tuple[list[str], NDArray[np.int64]]] | None = None
     # What a simple method scores on rows (the last argument) that learns from the same training rows.

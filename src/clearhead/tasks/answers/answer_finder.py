@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from clearhead.errors import ConfigError
 from clearhead.tasks.answers.answer_index import AnswerIndex, Entry, IndexSource, Vectors
 from clearhead.tasks.answers.answer_settings import RANKED_ANSWERS, UNKNOWN, AnswerPrediction, AnswersSection, Match
 from clearhead.tasks.answers.out_of_scope import Calibration, Gaussians, Scores1d
@@ -159,12 +160,13 @@ class AnswerFinder:
         empty: Sequence[bool],
         notes: Sequence[Sequence[str]],
         best: int | None,
+        reject: float | None = None,
     ) -> list[AnswerPrediction]:
         """A prediction for each question, with its notes; an empty one is never known."""
-        calibration = self.calibration
+        calibration = self.select_calibration(reject)
         temperature = 1.0 if calibration is None else calibration.temperature
         ranking = self.rank(vectors, scores, best=max(RANKED_ANSWERS, best or 0), temperature=temperature)
-        evidence, in_scope, known_questions = self._judge(ranking)
+        evidence, in_scope, known_questions = self._judge(ranking, calibration)
         texts = {**dict(enumerate(self.labels)), **self.index.answers}
         predictions = []
         for row, blank in enumerate(empty):
@@ -184,9 +186,20 @@ class AnswerFinder:
             )
         return predictions
 
-    def _judge(self, ranking: Ranking) -> tuple[dict[str, Scores1d], Scores1d, NDArray[np.bool_]]:
+    def select_calibration(self, reject: float | None) -> Calibration | None:
+        """With the thresholds for this share of refused questions; None: for that of the index, or of training."""
+        reject = self.index.reject if reject is None else reject
+        if reject is None:
+            return self.calibration
+        if self.calibration is None:
+            raise ConfigError("this model was not calibrated, as dev has no answerable questions: omit reject")
+        return self.calibration.with_reject(reject)
+
+    def _judge(
+        self, ranking: Ranking, calibration: Calibration | None
+    ) -> tuple[dict[str, Scores1d], Scores1d, NDArray[np.bool_]]:
         """The scores of all detectors, those of the one in use, and which questions are known."""
-        calibration, energy = self.calibration, ranking.evidence["energy"]
+        energy = ranking.evidence["energy"]
         if calibration is None:
             return ranking.evidence, energy, np.ones(len(energy), np.bool_)
         evidence = calibration.complete(ranking.evidence)

@@ -60,6 +60,7 @@ class AnswerIndex:
     entries: tuple[Entry, ...]
     vectors: Vectors
     next_id: int
+    reject: float | None = None  # share of answerable questions that may be refused; None: as in training
 
     @classmethod
     def empty(cls, width: int) -> AnswerIndex:
@@ -88,7 +89,8 @@ class AnswerIndex:
         """With further entries; their ids are given by `assign_ids`."""
         whole = (*self.entries, *entries)
         stacked = np.concatenate([self.vectors, vectors.astype(np.float32)])
-        return AnswerIndex(whole, stacked, max([self.next_id, *(entry.id + 1 for entry in whole)]))
+        next_id = max([self.next_id, *(entry.id + 1 for entry in whole)])
+        return replace(self, entries=whole, vectors=stacked, next_id=next_id)
 
     def assign_ids(self, answers: Sequence[str]) -> list[int]:
         """The id of each answer: that of the same text in the index, or a new one, never one that was used before."""
@@ -149,7 +151,7 @@ class AnswerIndex:
             raise CheckpointError(f"{path} has {len(entries)} entries, but there are {len(vectors)} vectors")
         if not np.isfinite(vectors).all():
             raise CheckpointError(f"{path.with_suffix('.safetensors')} has vectors that are NaN or infinite")
-        return cls(entries, vectors, int(header["next_id"]))
+        return cls(entries, vectors, int(header["next_id"]), header["reject"])
 
 
 class IndexSource(NamedTuple):
@@ -182,7 +184,7 @@ def _write_entries(path: Path, index: AnswerIndex) -> None:
 
 
 def _format_entries(index: AnswerIndex) -> str:
-    header = {"format": FORMAT, "next_id": index.next_id}
+    header = {"format": FORMAT, "next_id": index.next_id, "reject": index.reject}
     lines = [json.dumps(line, ensure_ascii=False) for line in (header, *(entry._asdict() for entry in index.entries))]
     return "\n".join(lines) + "\n"
 

@@ -142,9 +142,10 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
             return f"answers that were changed after training, if any, are lost: {error}"
         removed = [number for number in index.answers if number not in earlier.answers]
         added = [entry for entry in earlier.entries if entry.added]
+        index = replace(index.remove(removed), reject=earlier.reject)
+        self.processor.finder.index = index
         if not removed and not added:
             return None
-        index = index.remove(removed)
         if added:
             vectors = self.processor.encode_entries(model, [entry.text for entry in added])
             index = index.extend(added, vectors.numpy())

@@ -58,6 +58,9 @@ class AnswerSettings(Section):
 
 class AnswerOptions(Options):
     best: int | None = option(None, "How many answers to give for each input.", only=("predict",), ge=1)
+    reject: float | None = option(
+        None, "Share of answerable questions that may be refused.", only=("predict", "evaluate"), ge=0, le=1
+    )
 
     @property
     def ranked(self) -> bool:
@@ -85,6 +88,11 @@ class AnswerPrediction(Prediction):
     def to_json(self) -> dict[str, Any]:
         answers = [match._asdict() for match in self.matches[: self.best or SHOWN_ANSWERS]]
         return {"known": self.known, "answers": answers, "notes": list(self.notes)}
+
+    def to_cells(self) -> dict[str, Any]:
+        """Without an answer if the question is not known, as in data; the score is that of the best one."""
+        score = self.matches[0].score if self.matches else None
+        return {"answer": self.text if self.known else "", "score": score, "known": self.known}
 
     def ranking(self) -> list[tuple[str, float | None]]:
         """The best answers; "I don't know" stands before them if the question is not known."""

@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,17 @@ from clearhead.tasks.answerer import Baseline
 from clearhead.tasks.answers.answer_index import Entry, open_index, replace_index
 from clearhead.tasks.answers.answer_objective import AnswerObjective
 from clearhead.tasks.answers.answer_processor import AnswerProcessor, clean_pair
-from clearhead.tasks.answers.answer_settings import RANKED_ANSWERS, AnswerPrediction, AnswersRecipe, Match
+from clearhead.tasks.answers.answer_settings import (
+    RANKED_ANSWERS,
+    AnswerOptions,
+    AnswerPrediction,
+    AnswersRecipe,
+    Match,
+)
 from clearhead.tasks.answers.question_answerer import QuestionAnswerer, QuestionTracer, make_report, score_answers
 from clearhead.tasks.baselines import TfidfBaseline
+from clearhead.tasks.metrics import Curve, trace_curve
+from clearhead.tasks.settings import validate
 from clearhead.tasks.task import Action, Task
 from clearhead.tasks.text_windows import MAX_CHARACTERS
 from clearhead.text import Row
@@ -38,6 +47,16 @@ Pairs = Sequence[tuple[str, str]]  # question, answer
 def report_answers(processor: AnswerProcessor, rows: Sequence[Row], predictions: Sequence[AnswerPrediction]) -> str:
     right = [clean_pair(row)[1] for row in rows]
     return make_report(right, predictions, unseen=processor.find_unseen(rows))
+
+
+def trace_answers(processor: AnswerProcessor, rows: Sequence[Row], predictions: Sequence[AnswerPrediction]) -> Curve:
+    """How many questions are answered, and how well, at thresholds of the detector in use."""
+    unseen = processor.find_unseen(rows)
+    pairs = [(clean_pair(row)[1], answer) for row, answer in zip(rows, predictions, strict=True)]
+    inside = [pair for pair in pairs if pair[0] and pair[0] not in unseen]
+    right = np.array([bool(answer.matches) and answer.matches[0].text == text for text, answer in inside], np.bool_)
+    outside = np.array([answer.in_scope for text, answer in pairs if not text])
+    return trace_curve(np.array([answer.in_scope for _, answer in inside]), lambda _: right, outside)
 
 
 def exclude_each_other(processor: AnswerProcessor, rows: Sequence[Row]) -> bool:
@@ -154,12 +173,28 @@ def list_answers(answerer: QuestionAnswerer, folder: Path, arguments: Sequence[s
     return [f"{number}\t{len(asked)}\t{_one_line(index.answers[number])}" for number, asked in questions.items()]
 
 
+def set_reject(answerer: QuestionAnswerer, folder: Path, arguments: Sequence[str], as_json: bool) -> list[str]:
+    """Stores the share of answerable questions that may be refused, until another one is stored."""
+    try:
+        [share] = map(float, arguments)
+    except ValueError:
+        raise ConfigError("reject needs one number, the share of answerable questions, such as 0.1") from None
+    validate(AnswerOptions, {"reject": share})
+    answerer.find_finder().select_calibration(share)  # there must be one
+    with hold_lock(folder):
+        replace_index(folder, replace(open_index(folder), reject=share))
+    return [f"from now on {share:g} of the answerable questions may be refused"]
+
+
 ACTIONS = {
     "add": Action(
         'add "QUESTION" "ANSWER", or add FILE with both: makes an answer known, or another question for it.', add_pairs
     ),
     "remove": Action("remove ID …: forgets answers with all of their questions.", remove_answers),
     "list": Action("list [ID …]: all answers, or all questions of some, with their ids.", list_answers),
+    "reject": Action(
+        "reject SHARE: answerable questions that may be refused, unless predict says --reject.", set_reject
+    ),
 }
 
 
@@ -203,6 +238,7 @@ TASK = Task(
     tracer=QuestionTracer,
     metrics=("accuracy", "recall_at_5", "mrr"),
     report=report_answers,
+    curve=trace_answers,
     baseline=score_simple,
     contradict=exclude_each_other,
     actions=ACTIONS,

@@ -24,6 +24,7 @@ from clearhead.tasks.settings import Section
 Scores1d = NDArray[np.float64]
 AVERAGED = ("energy", "neighbours", "mahalanobis")  # with the probability, their mean was worse than without
 DEFAULT = "mean"  # where dev has no out-of-scope questions to choose by
+QUANTILES = np.linspace(0, 1, 201)  # at which scores of dev are kept
 SHRINKAGE = 0.1  # towards a multiple of the unit matrix: classes have few questions
 
 
@@ -78,6 +79,8 @@ class Calibration(Section):
     centres: dict[str, float]  # mean of each detector over the answerable questions of dev
     spreads: dict[str, float]  # standard deviation of each detector over these questions
     nearest: float  # the threshold for the similarity of the nearest known question
+    # Of each detector, and of "nearest", over the same questions: thresholds for other shares come from them.
+    quantiles: dict[str, list[float]]
     temperature: float  # that probabilities were calibrated by
     auroc: dict[str, float]  # of each detector on dev, if it has out-of-scope questions
 
@@ -112,8 +115,19 @@ class Calibration(Section):
             centres=centres,
             spreads=spreads,
             nearest=float(np.quantile(nearest[inside], reject)),
+            quantiles={
+                name: np.quantile(scores[inside], QUANTILES).tolist()
+                for name, scores in {**whole, "nearest": nearest}.items()
+            },
             temperature=temperature,
             auroc={name: round(value, 4) for name, value in auroc.items()},
+        )
+
+    def with_reject(self, reject: float) -> Calibration:
+        """With the thresholds below which another share of the answerable questions of dev lies."""
+        thresholds = {name: float(np.interp(reject, QUANTILES, values)) for name, values in self.quantiles.items()}
+        return self.model_copy(
+            update={"reject": reject, "nearest": thresholds.pop("nearest"), "thresholds": thresholds}
         )
 
     def complete(self, evidence: Mapping[str, Scores1d]) -> dict[str, Scores1d]:

@@ -47,7 +47,8 @@ class QuestionAnswerer(ScoringAnswerer[AnswerProcessor, PooledEncoder, str, Answ
         vectors, scores = self.processor.encode_questions(self.model, inputs, options.batch)
         cut = [cut_text(question) for question in inputs]
         empty = [not self.processor.tokenizer.normal(text).strip() for text, _ in cut]
-        return finder.answer(vectors, scores, empty=empty, notes=[notes for _, notes in cut], best=options.best)
+        notes = [notes for _, notes in cut]
+        return finder.answer(vectors, scores, empty=empty, notes=notes, best=options.best, reject=options.reject)
 
     @torch.no_grad()
     def evaluate(self, rows: Sequence[Row], options: AnswerOptions) -> Evaluation:

@@ -21,6 +21,7 @@ from clearhead.tasks.baselines import TfidfBaseline
 from clearhead.tasks.classification.calibration import choose_thresholds, fit_temperature
 from clearhead.tasks.classification.classifier_answerer import (
     ClassifierAnswerer,
+    ClassifierOptions,
     ClassifierTracer,
     LabelPrediction,
     score_answers,
@@ -28,10 +29,9 @@ from clearhead.tasks.classification.classifier_answerer import (
 )
 from clearhead.tasks.classification.classifier_processor import ClassificationRecipe, ClassifierProcessor
 from clearhead.tasks.losses import UNCOUNTED, masked_token_loss
-from clearhead.tasks.metrics import count_confusions, count_labels, format_label_table
+from clearhead.tasks.metrics import Curve, count_confusions, count_labels, format_label_table, trace_curve
 from clearhead.tasks.objective import Objective
 from clearhead.tasks.processor import LabelledTexts
-from clearhead.tasks.settings import RankedOptions
 from clearhead.tasks.task import Task
 from clearhead.text import Row
 
@@ -77,7 +77,7 @@ class ClassifierObjective(Objective[ClassifierProcessor, ClassificationRecipe, C
         if not rows:
             return None
         inputs = [processor.inputs.of_row(row) for row in rows]
-        logits, _ = ClassifierAnswerer(processor, model).compute_logits(inputs, RankedOptions().batch)
+        logits, _ = ClassifierAnswerer(processor, model).compute_logits(inputs, ClassifierOptions().batch)
         right = np.array([processor.label_numbers(row) for row in rows], dtype=np.int64)
         temperature = fit_temperature(logits.double().numpy(), right)
         processor.store(temperature=temperature)
@@ -144,6 +144,21 @@ def report_labels(processor: ClassifierProcessor, rows: Sequence[Row], predictio
     return format_label_table(counts.table(labels), labels)
 
 
+def trace_labels(processor: ClassifierProcessor, rows: Sequence[Row], predictions: Sequence[LabelPrediction]) -> Curve:
+    """How many texts are answered, and how well, at thresholds of the probability: `--threshold`.
+
+    Of several labels a text is answered if it gets any, and right if all are.
+    """
+    pairs = [
+        (set(processor.column.parse(row.values[-1])), answer) for row, answer in zip(rows, predictions, strict=True)
+    ]
+
+    def judge(threshold: float) -> NDArray[np.bool_]:
+        return np.array([labels == answer.labels_from(threshold) for labels, answer in pairs])
+
+    return trace_curve(np.array([prediction.score for prediction in predictions]), judge)
+
+
 def count_label_confusions(
     processor: ClassifierProcessor, rows: Sequence[Row], predictions: Sequence[LabelPrediction]
 ) -> tuple[list[str], NDArray[np.int64]]:
@@ -183,6 +198,7 @@ TASK = Task(
     tracer=ClassifierTracer,
     metrics=("accuracy", "macro_f1"),
     report=report_labels,
+    curve=trace_labels,
     confusion=count_label_confusions,
     baseline=score_tf_idf,
     contradict=have_different_labels,

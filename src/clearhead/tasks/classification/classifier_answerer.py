@@ -18,7 +18,7 @@ from clearhead.tasks.classification.calibration import expected_calibration_erro
 from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, Input, list_texts
 from clearhead.tasks.losses import check_finite
 from clearhead.tasks.metrics import count_labels
-from clearhead.tasks.settings import RankedOptions
+from clearhead.tasks.settings import RankedOptions, option
 from clearhead.tasks.text_windows import (
     EncodedInput,
     cut_text,
@@ -34,18 +34,27 @@ CPU_BATCH_TOKENS = 1024  # pads included: what a CPU's cache holds is computed f
 GPU_BATCH_TOKENS = 32_768  # on other devices, where a batch should be large
 
 
+class ClassifierOptions(RankedOptions):
+    threshold: float | None = option(
+        None, "Probability from which on a label is given, or is sure.", only=("predict", "evaluate"), ge=0, le=1
+    )
+
+
 @dataclass(frozen=True)
 class LabelPrediction(Prediction):
     """The likeliest label as `text` and `label`, its probability, and those of all labels, likeliest first.
 
     Where a text may have several labels, `labels` are those above their thresholds, likeliest first, perhaps none;
-    `text` is all of them with commas between.
+    `text` is all of them with commas between. Of one label, `sure` says whether it has the probability that was asked
+    for.
     """
 
     score: float = 0.0
     scores: dict[str, float] | None = None
     best: int = 1  # how many labels were asked for
     labels: tuple[str, ...] | None = None  # None: each text has one label
+    sure: bool | None = None  # None: no probability was asked for, or there may be several labels
+    separator: str = ","  # of several labels in the training data
 
     @property
     def label(self) -> str:
@@ -56,9 +65,23 @@ class LabelPrediction(Prediction):
         """The labels, or the only one."""
         return (self.text,) if self.labels is None else self.labels
 
+    def labels_from(self, threshold: float) -> set[str]:
+        """The labels that there would be with this threshold; the only one whatever it is."""
+        if self.labels is None:
+            return {self.label}
+        return {label for label, score in (self.scores or {}).items() if score >= threshold}
+
     def to_json(self) -> dict[str, Any]:
         answer = {"label": self.label, "score": self.score} if self.labels is None else {"labels": list(self.labels)}
-        return {**answer, "scores": self.scores, "notes": list(self.notes)}
+        return {**answer, **self._to_sure(), "scores": self.scores, "notes": list(self.notes)}
+
+    def to_cells(self) -> dict[str, Any]:
+        if self.labels is None:
+            return {"label": self.label, "score": self.score, **self._to_sure()}
+        return {"labels": self.separator.join(self.labels)}
+
+    def _to_sure(self) -> dict[str, bool]:
+        return {} if self.sure is None else {"sure": self.sure}
 
     def describe(self) -> str:
         """One line with the answer and its probabilities, for the page of `look`.
@@ -82,16 +105,16 @@ class LabelPrediction(Prediction):
         return list(scores.items())[: self.best]
 
 
-class ClassifierAnswerer(ScoringAnswerer[ClassifierProcessor, Classifier, Input, RankedOptions]):
-    options = RankedOptions
+class ClassifierAnswerer(ScoringAnswerer[ClassifierProcessor, Classifier, Input, ClassifierOptions]):
+    options = ClassifierOptions
 
     def predict(
-        self, inputs: Sequence[Input], options: RankedOptions, *, inputs_before: int = 0
+        self, inputs: Sequence[Input], options: ClassifierOptions, *, inputs_before: int = 0
     ) -> list[LabelPrediction]:
         checked = [self.processor.inputs.check(text) for text in inputs]
         logits, notes = self.compute_logits(checked, options.batch)
         shares = logits.sigmoid() if self.processor.column.multi_label else logits.softmax(-1)
-        return [self._make_prediction(*pair, options.best) for pair in zip(shares.tolist(), notes, strict=True)]
+        return [self._make_prediction(*pair, options) for pair in zip(shares.tolist(), notes, strict=True)]
 
     @torch.no_grad()
     def compute_logits(self, inputs: Sequence[Input], most: int) -> tuple[Tensor, list[list[str]]]:
@@ -121,23 +144,36 @@ class ClassifierAnswerer(ScoringAnswerer[ClassifierProcessor, Classifier, Input,
         many = f"the text is longer than {limit}: the mean over {len(windows)} windows"
         return [*empty, *text.notes, *([many] if len(windows) > 1 else [])]
 
-    def _make_prediction(self, shares: list[float], notes: Sequence[str], best: int) -> LabelPrediction:
-        processor, labels = self.processor, self.processor.labels
+    def _make_prediction(
+        self, shares: list[float], notes: Sequence[str], options: ClassifierOptions
+    ) -> LabelPrediction:
+        processor, labels, threshold = self.processor, self.processor.labels, options.threshold
         order = sorted(range(len(labels)), key=lambda number: -shares[number])
         scores = {labels[number]: shares[number] for number in order}
+        label, score = labels[order[0]], shares[order[0]]
         if not processor.column.multi_label:
-            return LabelPrediction(labels[order[0]], notes, shares[order[0]], scores, best)
-        likely = tuple(labels[number] for number in order if shares[number] >= processor.stored.thresholds[number])
-        return LabelPrediction(", ".join(likely), notes, shares[order[0]], scores, best, likely)
+            sure = None if threshold is None else score >= threshold
+            unsure = [f"unsure: the probability {score:.4f} is below {threshold:g}"] if sure is False else []
+            return LabelPrediction(label, [*notes, *unsure], score, scores, options.best, sure=sure)
+        limits = processor.stored.thresholds if threshold is None else [threshold] * len(labels)
+        likely = tuple(labels[number] for number in order if shares[number] >= limits[number])
+        separator = processor.column.separator
+        return LabelPrediction(", ".join(likely), notes, score, scores, options.best, likely, separator=separator)
 
-    def score(self, rows: Sequence[Row], predictions: Sequence[LabelPrediction], options: RankedOptions) -> Scores:
+    def score(self, rows: Sequence[Row], predictions: Sequence[LabelPrediction], options: ClassifierOptions) -> Scores:
         column = self.processor.column
         wanted = [column.parse(row.values[-1]) for row in rows]
         answers = [prediction.answers for prediction in predictions]
         scores = score_answers(wanted, answers, multi_label=column.multi_label)
         if all(prediction.scores for prediction in predictions):
             scores |= self._score_calibration(wanted, predictions)
-        return scores
+        if options.threshold is None or column.multi_label:
+            return scores
+        right = [
+            prediction.label == row[0] for prediction, row in zip(predictions, wanted, strict=True) if prediction.sure
+        ]
+        scores["answered"] = round(len(right) / len(predictions), 4)
+        return scores | ({"accuracy_of_answered": round(sum(right) / len(right), 4)} if right else {})
 
     def _score_calibration(self, wanted: Sequence[Sequence[str]], predictions: Sequence[LabelPrediction]) -> Scores:
         """The expected calibration error with the fitted temperature, and without it.
@@ -157,7 +193,7 @@ class ClassifierAnswerer(ScoringAnswerer[ClassifierProcessor, Classifier, Input,
 
 
 class ClassifierTracer(TaskTracer[ClassifierAnswerer]):
-    def traces(self, request: Input, *, answer: str | None, options: RankedOptions) -> list[Trace]:
+    def traces(self, request: Input, *, answer: str | None, options: ClassifierOptions) -> list[Trace]:
         """A text, read once, or once for each window of a long one."""
         self.refuse_answer(answer)
         checked, processor = self.inputs.check(request), self.answerer.processor
