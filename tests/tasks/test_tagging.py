@@ -1,5 +1,6 @@
 """Tagging as its user meets it: a file of words and tags in, entities with probabilities out."""
 
+import csv
 import json
 import random
 from importlib import import_module
@@ -164,6 +165,15 @@ def test_json_has_the_keys_of_the_contract(run, capsys):
         *("entity_precision", "entity_recall", "entity_f1"),
         *("token_accuracy", "token_macro_f1", "token_weighted_f1"),
     }
+
+
+def test_entities_in_a_column_of_a_table_are_json(run, tagger, tmp_path, capsys):
+    (tmp_path / "a.csv").write_text('id,text\n1,"Bob saw Oslo, Anna"\n')
+    assert main(["predict", str(run), str(tmp_path / "a.csv"), "--device", "cpu"]) == 0
+    [row] = csv.DictReader(capsys.readouterr().out.splitlines())
+    entities = [entity._asdict() for entity in tagger.predict("Bob saw Oslo, Anna").entities]
+    assert (row["text"], json.loads(row["entities"])) == ("Bob saw Oslo, Anna", entities)
+    assert len(entities) > 1
 
 
 def test_the_command_line_prints_tables_and_a_baseline(run, capsys):
