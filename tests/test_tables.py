@@ -95,6 +95,9 @@ def test_json_of_a_table_has_the_input_the_other_columns_and_the_answer(model):
     first, second = map(json.loads, done.out.splitlines())
     assert first == {"input": "ab", "id": "1", "output": "ba!", "score": -0.5, "alternatives": [], "notes": []}
     assert (second["input"], second["id"]) == ("cd", "2")
+    done = run("predict", model, write("a.csv", "source,input\nab,x\n"), "--json")
+    assert {"predicted_input": "ab", "input": "x"}.items() <= json.loads(done.out).items()
+    assert done.err == "clearhead: a.csv has a column input; the model's is called predicted_input\n"
 
 
 def test_a_column_that_is_there_already_is_kept_and_the_answer_gets_another_name(model):
@@ -197,6 +200,7 @@ def test_a_text_that_looks_like_a_row_is_remarked_on_once(model):
     assert done.err.startswith("clearhead: line 1 begins with a date and a tab, and all of it is read as one text")
     assert done.err.endswith("FILE.tsv --columns -,source\n")
     assert run("predict", model, "nowhere.csv", "--stream").err == (
-        "clearhead: text 1 names no file that exists, and is read as a text\n"
+        "clearhead: text 1 looks like the name of a table, and is read as a text; "
+        "a table is a file that exists, given as INPUT\n"
     )
     assert run("predict", model, "2024-05-01", "see a.csv", "x\ty").err == ""

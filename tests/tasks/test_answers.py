@@ -607,7 +607,12 @@ def test_a_run_that_goes_on_keeps_answers_that_were_added_and_removed(pairs, tmp
     shutil.copytree(pairs / "whole", run)
     before = clearhead.load(run, device="cpu").processor.finder.index
     gone = min(before.answers)
-    for arguments in (["add", "a zebra", "Stripes."], ["add", "a fox", "Red."], ["remove", str(gone)]):
+    for arguments in (
+        ["add", "a zebra", "Stripes."],
+        ["add", "a fox", "Red."],
+        ["remove", str(gone)],
+        ["reject", "0.2"],
+    ):
         assert main(["answers", str(run), *arguments]) == 0
     assert main(["answers", str(run), "remove", str(before.next_id), str(before.next_id)]) == 0, "the zebra"
     assert capsys.readouterr().out.count("Stripes.") == 2, "added once, removed once"
@@ -622,6 +627,7 @@ def test_a_run_that_goes_on_keeps_answers_that_were_added_and_removed(pairs, tmp
         assert gone not in index.answers
         assert index.answers[before.next_id + 1] == "Red."
         assert index.next_id == before.next_id + 2
+        assert index.reject == 0.2
         assert (found.predict("a fox").text, found.predict("a fox").known) == ("Red.", True)
 
 

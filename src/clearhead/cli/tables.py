@@ -42,32 +42,39 @@ class Table:
 
     def __init__(self, path: Path, processor: AnyProcessor, columns: Columns, usual: Columns) -> None:
         self.path, self.kind, self.wanted = path, file_kind(path), list(processor.input_columns)
+        self.header, self.names, self.inputs = self._find_columns(processor, columns, usual)
+        with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
+            first = file.readline()
+        self.mark = "\ufeff" if first.startswith(BYTE_ORDER_MARK) else ""
+        self.end = "\r\n" if first.endswith(b"\r\n") else "\n"
+        self.taken = {name for line, cells in self.rows() if self.read_texts(line, cells) for name in cells}
+        if not self.taken:
+            raise DataError(f"{path} has a header line and no rows")
+
+    def _find_columns(
+        self, processor: AnyProcessor, columns: Columns, usual: Columns
+    ) -> tuple[list[str] | None, list[str], list[str]]:
+        """The header line, if there is one, the names of all columns, and of those with the texts."""
         maps = [given for given in (columns, None if columns else usual) if isinstance(given, Mapping)]
         choices = [[given.get(column, column) for column in self.wanted] for given in maps]
         choices += [] if isinstance(columns, Mapping) else [self.wanted]
         line, first = next(self._read())
         names, found = list(first), any(set(choice) <= set(first) for choice in choices)
-        self.header = names if self.kind == ".csv" or isinstance(columns, Mapping) or (found and not columns) else None
-        if self.kind == ".tsv" and self.header is None:
+        header = names if self.kind == ".csv" or isinstance(columns, Mapping) or (found and not columns) else None
+        if self.kind == ".tsv" and header is None:
             layouts = [columns] if columns else [usual or (), processor.columns, self.wanted]
             names = self._name_fields(len(names), [list(layout) for layout in layouts], exact=not columns)
         # Columns without a name of their own are called by their place.
         nameless = {"", SKIP} | {name for name in names if names.count(name) > 1}
-        self.names = [f"field_{place}" if name in nameless else name for place, name in enumerate(names, 1)]
-        choices += [self.names] if len(self.names) == len(self.wanted) == 1 and not columns else []
-        self.inputs = next((choice for choice in choices if set(choice) <= set(self.names)), [])
-        if not self.inputs:
-            raise DataError(
-                f"{path}:{line}: the columns are {', '.join(names)}; say which have the texts, each once: "
-                f"--columns {self._example}"
-            )
-        with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
-            raw = file.readline()
-        self.mark = "\ufeff" if raw.startswith(BYTE_ORDER_MARK) else ""
-        self.end = "\r\n" if raw.endswith(b"\r\n") else "\n"
-        self.taken = {name for line, cells in self.rows() if self.read_texts(line, cells) for name in cells}
-        if not self.taken:
-            raise DataError(f"{path} has a header line and no rows")
+        keys = [f"field_{place}" if name in nameless else name for place, name in enumerate(names, 1)]
+        choices += [keys] if len(keys) == len(self.wanted) == 1 and not columns else []
+        for inputs in choices:
+            if set(inputs) <= set(keys):
+                return header, keys, inputs
+        raise DataError(
+            f"{self.path}:{line}: the columns are {', '.join(names)}; say which have the texts, each once: "
+            f"--columns {self._example}"
+        )
 
     @property
     def _example(self) -> str:
@@ -154,13 +161,13 @@ def predict_table(predictor: Predictor, path: Path, columns: Columns, *, as_json
     for cells, texts, answer in _answer_rows(predictor, table, checked.batch, options):
         given = answer.to_json() if whole else answer.to_cells()
         if not names:
-            taken = (table.taken - set(table.inputs)) | {"input"} if as_json else table.taken
-            names = table.name_cells(given, taken if whole or table.header else set())
+            taken = table.taken - set(table.inputs) if as_json else table.taken if whole or table.header else set()
+            names = table.name_cells(["input", *given] if as_json else given, taken)
             _print("" if as_json else table.format_head(names.values()))
         added = {names[key]: value for key, value in given.items()}
         if as_json:
             others = {name: value for name, value in cells.items() if name not in table.inputs}
-            print_output(json.dumps({"input": "\t".join(texts), **others, **added}, ensure_ascii=False))
+            print_output(json.dumps({names["input"]: "\t".join(texts), **others, **added}, ensure_ascii=False))
         else:
             _print(table.format_row(cells, added))
 
@@ -204,4 +211,6 @@ def _remark_on(text: str, column: str) -> str:
             return f"is a JSON object, {advice} FILE.jsonl --columns {column}=KEY"
     if DATE.match(text):
         return f"begins with a date and a tab, {advice} FILE.tsv --columns -,{column}"
-    return "names no file that exists, and is read as a text" if re.fullmatch(rf"\S+{TABLE.pattern}", text) else ""
+    if TABLE.search(text) and not re.search(r"\s", text):
+        return "looks like the name of a table, and is read as a text; a table is a file that exists, given as INPUT"
+    return ""

@@ -20,9 +20,8 @@ from clearhead.tasks.segmentation import are_chinese
 ROUGE_KINDS = ("rouge1", "rouge2", "rougeL")
 Scores1d = NDArray[np.float64]
 NOTHING: Scores1d = np.zeros(0)
-Curve = Sequence[
-    Mapping[str, float]
-]  # a threshold, and the shares of rows answered, and of these right, for each point
+# For each point a threshold, the share of rows that are answered, and the share of these that is right.
+Curve = Sequence[Mapping[str, float]]
 PUNCTUATION = re.compile(r"(?!')[^\w\s]|_")  # apostrophes belong to words
 
 
