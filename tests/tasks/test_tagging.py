@@ -20,10 +20,10 @@ from clearhead.model import Labels, ModelConfig
 from clearhead.predictor import Predictor
 from clearhead.tasks.metrics import count_labels
 from clearhead.tasks.settings import Options
-from clearhead.tasks.tagging.linear_chain import ScoredSpan
+from clearhead.tasks.tagging.linear_chain import IMPOSSIBLE, ScoredSpan, Steps, log_partition, sequence_scores
 from clearhead.tasks.tagging.schemes import Span
-from clearhead.tasks.tagging.sentences import Sentence
-from clearhead.tasks.tagging.tagger import Tagger
+from clearhead.tasks.tagging.sentences import Sentence, group_documents
+from clearhead.tasks.tagging.tagger import Tagger, score_words
 from clearhead.tasks.tagging.tagging_answerer import (
     TaggingAnswerer,
     count_entities,
@@ -487,6 +487,106 @@ def test_chinese_is_read_character_by_character(tmp_path):
     )
 
 
+# context
+
+
+def of_documents(tmp_path: Path, text: str, longest: int = 256, **sections: dict[str, object]) -> TaggingProcessor:
+    """A processor that reads neighbouring sentences of the file `rows.conll` with this text."""
+    (tmp_path / "rows.conll").write_text(text, encoding="utf-8")
+    rows = list(TaggingProcessor.read(tmp_path / "rows.conll"))
+    data = {"train": "x", "context": 4, "longest": longest}
+    return TaggingProcessor.prepare(rows, recipe_of(data=data, **sections))
+
+
+def scores_of(processor: TaggingProcessor, model: Tagger, sentences: list[Sentence]) -> torch.Tensor:
+    documents = group_documents(sentences, processor.context)
+    return torch.cat(score_words(model, processor.encode(documents), pad=processor.tokenizer.pad, most=8))
+
+
+@torch.no_grad()
+def test_neighbours_of_the_same_document_are_read_and_others_are_not(tmp_path):
+    text = "Anna\tB-PER\nsaw\tO\n\nRome\tB-LOC\n\n-DOCSTART-\tO\n\nBob\tB-PER\n"
+    processor = of_documents(tmp_path, text)
+    torch.manual_seed(0)
+    model = processor.build().double().eval()
+    anna, rome, bob = (processor.inputs.of_row(row) for row in processor.read(tmp_path / "rows.conll"))
+    together = scores_of(processor, model, [anna, rome, bob])
+    joined, alone = processor.inputs.check("Anna saw Rome"), [scores_of(processor, model, [one]) for one in (rome, bob)]
+    assert torch.allclose(together[:3], scores_of(processor, model, [joined]), atol=1e-12), "as one text"
+    assert not torch.allclose(together[2:3], alone[0], atol=1e-3), "without its neighbour"
+    assert torch.allclose(together[3:], alone[1], atol=1e-12)
+
+
+@torch.no_grad()
+def test_texts_of_one_request_are_no_context_of_each_other(tmp_path):
+    processor = of_documents(tmp_path, columns(tagged(5, seed=3)))
+    torch.manual_seed(0)
+    answerer = TaggingAnswerer(processor, processor.build().eval())
+    texts = [processor.inputs.check(text) for text in ("Anna saw Rome", "Bob went to Oslo")]
+    both = answerer.predict(texts, Options())
+    assert [answer.text for answer in both] == [answerer.predict([text], Options())[0].text for text in texts]
+    assert {text.document for text in texts} == {None}
+
+
+def test_documents_are_learned_from_in_whole_sentences_each_word_once(tmp_path):
+    sentences = tagged(40, seed=4)
+    processor = of_documents(tmp_path, columns(sentences), longest=64)
+    rows, recipe = list(processor.read(tmp_path / "rows.conll")), recipe_of(data={"train": "x", "context": 4})
+    learned, scored = processor.examples(rows, Report(), recipe), processor.examples(rows, Report())
+    tags = [processor.decoder.numbers[tag] for row in rows for tag in processor.inputs.of_row(row).tags("bioes")]
+    for examples in (learned, scored):
+        assert examples.tags.flat[:-1].tolist() == tags
+        assert int(examples.begins.flat.sum()) == len(sentences)
+        assert int(examples.lengths.max()) <= 64 + 2
+        assert len(examples) < len(sentences) / 2
+    assert learned.begins.flat[learned.begins.starts].all(), "every window begins with a sentence"
+    assert learned.lengths.sum() < scored.lengths.sum(), "what windows share is computed where they answer, alone"
+    assert learned.where(1) == rows[int(learned.begins.flat[: int(learned.counts[0])].sum())].where
+
+
+@torch.no_grad()
+def test_the_loss_of_a_crf_over_a_document_is_that_of_its_sentences(tmp_path):
+    processor = of_documents(tmp_path, columns(tagged(6, seed=5)), loss={"crf": True})
+    rows = list(processor.read(tmp_path / "rows.conll"))
+    torch.manual_seed(0)
+    model = processor.build().double().eval()
+    for part in (model.first_tag, model.next_tag, model.last_tag):
+        torch.nn.init.normal_(part)
+    scores = scores_of(processor, model, [processor.inputs.of_row(row) for row in rows])
+    examples = processor.examples(rows, Report())
+    batch = examples.collate(Batch(np.arange(len(examples)), (int(examples.lengths.max()),)))
+    objective = TaggingObjective(processor, recipe_of())
+    whole = objective.loss(model, batch).item()
+    steps, apart = model.steps() + Steps.legal(processor.decoder.legality, IMPOSSIBLE), 0.0
+    for row, words in zip(rows, scores.split([len(processor.inputs.of_row(row).words) for row in rows]), strict=True):
+        tags = [processor.decoder.numbers[tag] for tag in processor.inputs.of_row(row).tags("bioes")]
+        length = torch.tensor([len(tags)])
+        right = sequence_scores(words[None].double(), torch.tensor([tags]), length, steps)
+        apart += float(log_partition(words[None].double(), length, steps) - right)
+    assert len(examples) == 1
+    assert whole == pytest.approx(apart, rel=1e-5)
+
+
+def test_a_model_folder_has_the_context(tmp_path):
+    processor = of_documents(tmp_path, columns(tagged(5, seed=3)))
+    processor.save(tmp_path)
+    assert TaggingProcessor.load(tmp_path, processor.config, processor.settings).context == 4
+
+
+def test_context_that_cannot_be_had_is_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"data.context = 65 is more than a quarter of data.longest = 256.*at most 64"
+    ):
+        recipe_of(data={"train": "x", "context": 65})
+    (tmp_path / "a.jsonl").write_text('{"text": "Rome", "entities": [{"start": 0, "end": 4, "label": "LOC"}]}\n' * 2)
+    with pytest.raises(
+        DataError, match=r"a.jsonl: no two neighbouring rows are of one document, which data.context = 8"
+    ):
+        TaggingProcessor.prepare(
+            list(TaggingProcessor.read(tmp_path / "a.jsonl")), recipe_of(data={"train": "x", "context": 8})
+        )
+
+
 # loss
 
 
@@ -530,7 +630,7 @@ def test_hidden_pieces_are_inside_the_text_and_only_in_training(tmp_path):
     processor = TaggingProcessor.prepare(rows, recipe)
     tokens, lengths = torch.tensor([[1, 9, 8, 2, 0], [1, 2, 0, 0, 0]]), torch.tensor([4, 2])
     torch.manual_seed(0)
-    hidden = draw_hidden(TaggedWords(tokens, lengths, tokens, tokens, lengths, tokens), 0.9)
+    hidden = draw_hidden(TaggedWords(tokens, lengths, tokens, tokens, lengths, tokens, tokens > 1), 0.9)
     assert hidden.int().tolist() == [[0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
     batch, objective, model = batch_of(processor, rows), TaggingObjective(processor, recipe), processor.build().eval()
     assert objective.loss(model, batch).item() == objective.loss(model, batch).item()

@@ -156,6 +156,22 @@ def test_every_word_is_scored_once_and_far_from_the_edges(pieces, size):
         assert margins[own] >= max(margins.values()) - 4, "farthest from an edge, but for the size of a word"
 
 
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=60), st.integers(24, 60), st.booleans(), st.data())
+def test_windows_over_a_document_score_every_sentence_once_with_its_context(sentences, size, apart, data):
+    context = data.draw(st.integers(0, size // 4))
+    pieces, borders = [1] * sum(sentences), [0, *itertools.accumulate(sentences[:-1])]
+    windows = plan_windows(pieces, size, borders=borders, context=context, apart=apart)
+    scored = [word for window in windows for word in range(window.first, window.last)]
+    assert scored == list(range(len(pieces)))
+    for window in windows:
+        assert window.begin <= window.first <= window.last <= window.end <= window.begin + size
+        if apart:
+            assert (window.begin, window.end) == (window.first, window.last)
+            assert {window.begin, window.end} <= {*borders, len(pieces)}
+        for edge, cut in ((window.begin, window.first), (window.end, window.last)):
+            assert apart or edge in (0, len(pieces)) or abs(edge - cut) >= context / 2 - 1
+
+
 @pytest.mark.parametrize("scheme", ["iob2", "bioes"])
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_products_of_probabilities_are_the_messages_of_a_chain(scheme, scale):

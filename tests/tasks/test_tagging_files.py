@@ -15,7 +15,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 
 from clearhead.errors import ConfigError, DataError
 from clearhead.tasks.tagging.schemes import LETTERS, Span, count_repairs, detect_scheme, read_tags, write_tags
-from clearhead.tasks.tagging.sentences import Sentence, find_words, join_words
+from clearhead.tasks.tagging.sentences import Sentence, find_words, group_documents, join_words
 from clearhead.tasks.tagging.tagged_files import read_tagged
 from clearhead.text import Row
 
@@ -86,6 +86,20 @@ def test_columns_can_be_named(write):
             list(read_tagged(path, columns=wrong))
     with pytest.raises(DataError, match=r"data.conll:1: 4 columns for the 2 names word, tag"):
         list(read_tagged(path, columns=["word", "tag"]))
+
+
+def test_neighbours_are_of_one_document_up_to_the_next_mark_or_name(write):
+    marked = write("-DOCSTART-\tO\n\na\tO\n\nb\tO\n\n-DOCSTART-\tO\n\nc\tO\n")
+    named = write("1\ta\tO\n\n1\tb\tO\n\n2\tc\tO\n", "named.tsv")
+    lines = [{"text": text, "entities": [], "article": name} for text, name in (("a", 1), ("b", 1), ("c", 2))]
+    objects = write("\n".join(map(json.dumps, lines)), "data.jsonl")
+    renamed = {"text": "text", "document": "article"}
+    for path, names in ((marked, None), (named, ["document", "word", "tag"]), (objects, renamed)):
+        groups = group_documents(sentences(path, columns=names), context=1)
+        assert [[one.text for one in group] for group in groups] == [["a", "b"], ["c"]]
+        assert len(group_documents(sentences(path, columns=names), context=0)) == 3
+    assert len(group_documents(sentences(write(PLAIN)), context=1)) == 1, "a file without marks is one document"
+    assert len(group_documents(sentences(objects), context=1)) == 3, "objects that name no document are texts"
 
 
 @pytest.mark.parametrize(

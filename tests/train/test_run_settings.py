@@ -59,6 +59,7 @@ def test_what_is_split_off_follows_from_the_seed_and_is_not_trained_on():
     assert (kept, chosen) == split_off(rows, 0.07, seed=3)
     assert chosen != split_off(rows, 0.07, seed=4)[1]
     assert len(split_off(rows, 0.0001, seed=3)[1]) == 1, "at least one"
+    assert split_off(rows, 0.07, seed=3, ordered=True) == (rows[:93], rows[93:]), "neighbours stay together"
 
 
 def test_a_share_that_leaves_nothing_to_learn_from_is_refused(tmp_path):

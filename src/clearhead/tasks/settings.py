@@ -74,6 +74,11 @@ class Data(Section):
         """What of a `.txt` file is one row, where rows are documents."""
         return None
 
+    @property
+    def ordered(self) -> bool:
+        """Whether neighbouring rows belong together: a share of them that is split off for dev is then the last one."""
+        return False
+
     def resolve(self, find: Callable[[str], Path]) -> Data:
         """With the content of other files that the section names, such as names of labels; `find` gives their paths."""
         return self

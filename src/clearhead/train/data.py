@@ -139,7 +139,7 @@ def _split_rows(recipe: Recipe, files: Sequence[Iterator[Row]]) -> tuple[list[Ro
     if len(rows) == 1 and recipe.data.document_kind is not None:  # of a single document, its end
         first, last = split_document(rows[0], recipe.data.dev)
         return [first], [last]
-    train, dev = split_off(rows, recipe.data.dev, recipe.seed)
+    train, dev = split_off(rows, recipe.data.dev, recipe.seed, ordered=recipe.data.ordered)
     if rows and not train:
         raise DataError(
             f"data.dev = {recipe.data.dev} splits off all {format_count(len(rows), 'row')} of data.train, and none is "
@@ -148,9 +148,14 @@ def _split_rows(recipe: Recipe, files: Sequence[Iterator[Row]]) -> tuple[list[Ro
     return train, dev
 
 
-def split_off(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
-    """Splits a random share of the rows (at least one) off; the same split for the same seed."""
+def split_off(rows: Sequence[Row], share: float, seed: int, *, ordered: bool = False) -> tuple[list[Row], list[Row]]:
+    """Splits a random share of the rows (at least one) off; the same split for the same seed.
+
+    Where rows are `ordered`, the last ones: neighbours stay together.
+    """
     count = max(1, round(share * len(rows)))
+    if ordered:
+        return list(rows[:-count]), list(rows[-count:])
     numbers = set(np.random.default_rng([seed, len(rows)]).permutation(len(rows))[:count].tolist())
     rest = [row for number, row in enumerate(rows) if number not in numbers]
     return rest, [row for number, row in enumerate(rows) if number in numbers]

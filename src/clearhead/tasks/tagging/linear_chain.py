@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -99,14 +99,23 @@ def best_sequences(
 
 
 def log_partition(
-    emissions: Float[Tensor, "batch words tags"], lengths: Int[Tensor, " batch"], steps: Steps
+    emissions: Float[Tensor, "batch words tags"],
+    lengths: Int[Tensor, " batch"],
+    steps: Steps,
+    begins: Bool[Tensor, "batch words"] | None = None,
 ) -> Float[Tensor, " batch"]:
-    """The logarithm of the sum of exp(score) over all sequences, in at least float32."""
+    """The logarithm of the sum of exp(score) over all sequences, in at least float32.
+
+    `begins` marks words with which another sentence begins: the one before ends there, and no step crosses its end.
+    """
     emissions = at_least_float(emissions)
     message = steps.first + emissions[:, 0]
     for word in range(1, emissions.shape[1]):
-        reached = (message[:, :, None] + steps.between).logsumexp(1) + emissions[:, word]
-        message = torch.where((word < lengths)[:, None], reached, message)
+        reached = (message[:, :, None] + steps.between).logsumexp(1)
+        if begins is not None:
+            anew = (message + steps.last).logsumexp(-1, keepdim=True) + steps.first
+            reached = torch.where(begins[:, word, None], anew, reached)
+        message = torch.where((word < lengths)[:, None], reached + emissions[:, word], message)
     return (message + steps.last).logsumexp(-1)
 
 
@@ -115,14 +124,22 @@ def sequence_scores(
     tags: Int[Tensor, "batch words"],
     lengths: Int[Tensor, " batch"],
     steps: Steps,
+    begins: Bool[Tensor, "batch words"] | None = None,
 ) -> Float[Tensor, " batch"]:
-    """The score of one sequence of tags for each sample; `tags` in the padding do not matter, but must be tags."""
+    """The score of one sequence of tags for each sample; `tags` in the padding do not matter, but must be tags.
+
+    `begins` as for `log_partition`.
+    """
     emissions = at_least_float(emissions)
     real = torch.arange(tags.shape[1], device=tags.device) < lengths[:, None]
     words = emissions.gather(2, tags[:, :, None])[:, :, 0].masked_fill(~real, 0.0).sum(1)
     # gather, for the gradient of an index is slow, and CUDA graphs may not record it
     pairs = tags[:, :-1] * emissions.shape[2] + tags[:, 1:]
-    moves = steps.between.flatten().gather(0, pairs.flatten()).view(pairs.shape).masked_fill(~real[:, 1:], 0.0).sum(1)
+    moves = steps.between.flatten().gather(0, pairs.flatten()).view(pairs.shape)
+    if begins is not None:
+        borders = steps.last.gather(0, tags[:, :-1].flatten()) + steps.first.gather(0, tags[:, 1:].flatten())
+        moves = torch.where(begins[:, 1:], borders.view(pairs.shape), moves)
+    moves = moves.masked_fill(~real[:, 1:], 0.0).sum(1)
     ends = tags.gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
     return words + moves + steps.first.gather(0, tags[:, 0]) + steps.last.gather(0, ends)
 

@@ -1,11 +1,11 @@
-"""Words as pieces, in windows over long sentences: each word is scored once, where it is farthest from an edge."""
+"""Words as pieces, in windows over long sentences and documents: each word is scored once, far from an edge."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, islice, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clearhead.model import ModelConfig
 from clearhead.tasks.tagging.sentences import Sentence
@@ -28,34 +28,59 @@ class Window(NamedTuple):
     last: int
 
 
-def plan_windows(pieces: Sequence[int], size: int) -> list[Window]:
-    """Windows of at most `size` pieces over words with these numbers of pieces; neighbours share a quarter.
+def plan_windows(
+    pieces: Sequence[int], size: int, *, borders: Sequence[int] = (0,), context: int = 0, apart: bool = False
+) -> list[Window]:
+    """Windows of at most `size` pieces over words with these numbers of pieces.
 
-    One window where everything fits. No word may have more than `size // 4` pieces, unless it fits by itself.
+    One window where everything fits. Neighbours share a quarter, or twice the `context` if that is more, up to half,
+    and each word is scored where it is farthest from an edge. `borders` are the words that sentences begin with: the
+    line between two windows is one of these if one is near the middle of what they share. With `apart` windows end with
+    a sentence and share nothing, except inside a sentence that is longer than a window. No word may have more than
+    `size // 4` pieces, unless it fits by itself.
 
     >>> plan_windows([1] * 6, 8)
     [Window(begin=0, end=6, first=0, last=6)]
     >>> plan_windows([1] * 12, 8)
     [Window(begin=0, end=8, first=0, last=6), Window(begin=4, end=12, first=6, last=12)]
+    >>> plan_windows([1] * 12, 8, borders=[0, 5, 7])
+    [Window(begin=0, end=8, first=0, last=5), Window(begin=4, end=12, first=5, last=12)]
+    >>> plan_windows([1] * 12, 8, borders=[0, 5, 7], apart=True)
+    [Window(begin=0, end=7, first=0, last=7), Window(begin=7, end=12, first=7, last=12)]
     """
     ends = [0, *accumulate(pieces)]  # the pieces before each word
     words = len(pieces)
     if ends[-1] <= size:
         return [Window(0, words, 0, words)]
-    reach = [(0, _last_fitting(ends, 0, size))]
-    while reach[-1][1] < words:
-        begin, end = reach[-1]
-        begin = max(begin + 1, _first_fitting(ends, end, size // 4))
+    shared, starts = min(max(size // 4, 2 * context), size // 2), {*borders}
+    reach = list[tuple[int, int]]()
+    begin, end = 0, 0
+    while end < words:
+        if reach and not (apart and end in starts):
+            begin = max(begin + 1, _first_fitting(ends, end, shared))
+        elif reach:
+            begin = end
         end = _last_fitting(ends, begin, size)
-        if end == words:
+        if apart:
+            end = _sentence_end(borders, begin, end, words)
+        elif end == words:
             begin = _first_fitting(ends, end, size)  # the last one has more on its left
         reach.append((begin, end))
     cuts = [0]
     for (_, end), (begin, _) in pairwise(reach):
         middle = (ends[begin] + ends[end]) / 2
-        cuts.append(max(cuts[-1], min(range(begin, end + 1), key=lambda word: abs(ends[word] - middle))))
+        inside = borders[bisect_left(borders, begin) : bisect_right(borders, end)]
+        near = [word for word in inside if 4 * abs(ends[word] - middle) <= ends[end] - ends[begin]]
+        choices = near or range(begin, end + 1)
+        cuts.append(max(cuts[-1], min(choices, key=lambda word: abs(ends[word] - middle))))
     cuts.append(words)
     return [Window(begin, end, cuts[number], cuts[number + 1]) for number, (begin, end) in enumerate(reach)]
+
+
+def _sentence_end(borders: Sequence[int], begin: int, end: int, words: int) -> int:
+    """The last end of a sentence after `begin` and up to `end`; `end` if there is none."""
+    border = words if end == words else borders[bisect_right(borders, end) - 1]
+    return border if border > begin else end
 
 
 def _last_fitting(ends: Sequence[int], begin: int, size: int) -> int:
@@ -145,18 +170,20 @@ class WordEncoder:
         return list(dict.fromkeys(word for word, encoded in pairs if self.unknown_piece in encoded.pieces))
 
 
-def choose_window(longest: int, config: ModelConfig, tokenizer: Tokenizer, sentences: Sequence[Sentence]) -> int:
-    """How many pieces are read together: as many as training sentences have, within the limits.
+def choose_window(
+    longest: int, config: ModelConfig, tokenizer: Tokenizer, documents: Sequence[Sequence[Sentence]]
+) -> int:
+    """How many pieces are read together: as many as the longest document of training has, within the limits.
 
     Beyond that a model would meet positions that it has never seen.
     """
     if config.positions == "learned":
         longest = min(longest, config.max_length - 2)
     encoder = WordEncoder(tokenizer, longest=longest, unknown=False)
-    texts = [sentence.word_texts() for sentence in sentences]
+    texts = [[word for sentence in document for word in sentence.word_texts()] for document in documents]
     encoded = iter(encoder.encode([word for words in texts for word in words]))
-    longest_sentence = max(sum(len(word.pieces) for word in islice(encoded, len(words))) for words in texts)
-    return min(longest, max(longest_sentence, SHORTEST_WINDOW))
+    longest_document = max(sum(len(word.pieces) for word in islice(encoded, len(words))) for words in texts)
+    return min(longest, max(longest_document, SHORTEST_WINDOW))
 
 
 class WindowTokens(NamedTuple):
@@ -168,10 +195,12 @@ class WindowTokens(NamedTuple):
     window: Window
 
 
-def make_windows(words: Sequence[EncodedWord], *, size: int, ends: tuple[int, int]) -> list[WindowTokens]:
-    """The windows of a sentence, of at most `size` pieces beside the tokens at both `ends`."""
+def make_windows(
+    words: Sequence[EncodedWord], *, size: int, ends: tuple[int, int], **options: Any
+) -> list[WindowTokens]:
+    """The windows of a text, of at most `size` pieces beside the tokens at both `ends`; `options` of `plan_windows`."""
     made = []
-    for window in plan_windows([len(word.pieces) for word in words], size):
+    for window in plan_windows([len(word.pieces) for word in words], size, **options):
         tokens, cases, firsts = [ends[0]], [0], list[int]()
         for number in range(window.begin, window.end):
             if window.first <= number < window.last:

@@ -20,7 +20,7 @@ import json
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -46,7 +46,7 @@ class Sentence:
     """A text, the character spans of its words, and its entities as spans of words, if they are known.
 
     `characters` has the entities as they were given where they were given by characters: their borders may lie inside
-    of words.
+    of words. Neighbouring sentences with the same `document` belong together; None: the sentence stands alone.
     """
 
     text: str
@@ -55,6 +55,7 @@ class Sentence:
     scheme: str = "iob2"  # of the file
     repairs: int = 0  # tags that were out of sequence
     characters: tuple[Span, ...] | None = None
+    document: str | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -72,12 +73,15 @@ class Sentence:
         except ValueError:
             raise DataError(f"{row.where}: entities are not JSON: {written!r:.60}") from None
         if isinstance(marked, list):
+            marked = {"entities": marked}
+        document = f"{row.file}:{marked['document']}" if "document" in marked else None
+        if "entities" in marked:
             words = tuple(find_words(text, characters=characters))
-            exact = parse_entities(marked, text, row.where)
-            return cls(text, words, _cover_words(exact, words), characters=exact)
-        scheme = str(marked["scheme"])
+            exact = parse_entities(marked["entities"], text, row.where)
+            return cls(text, words, _cover_words(exact, words), characters=exact, document=document)
+        scheme, tags = str(marked["scheme"]), marked["tags"]
         words = tuple((begin, end) for begin, end in marked["words"])
-        return cls(text, words, tuple(read_tags(marked["tags"])), scheme, count_repairs(marked["tags"], scheme))
+        return cls(text, words, tuple(read_tags(tags)), scheme, count_repairs(tags, scheme), document=document)
 
     def tags(self, scheme: str) -> list[str]:
         return write_tags(self.entities, len(self.words), scheme)
@@ -102,6 +106,17 @@ class Sentence:
 def read_sentence(row: Row, characters: bool) -> Sentence:
     """As `Sentence.from_row`, once for each row: one evaluation needs it several times, and training many."""
     return Sentence.from_row(row, characters=characters)
+
+
+def group_documents(sentences: Iterable[Sentence], context: int) -> list[list[Sentence]]:
+    """The sentences that are read together: neighbours of the same document; without `context` each one alone."""
+    groups = list[list[Sentence]]()
+    for sentence in sentences:
+        if context and groups and sentence.document is not None and groups[-1][-1].document == sentence.document:
+            groups[-1].append(sentence)
+        else:
+            groups.append([sentence])
+    return groups
 
 
 def parse_entities(values: Sequence[Any], text: str, where: str) -> tuple[Span, ...]:

@@ -1,8 +1,8 @@
 """Files of tagged sentences: CoNLL columns (one word per line), and JSONL with a text and its entities.
 
 A row has two values: the text, and a JSON text that says what is in it. Of columns that is an object of "words"
-(characters from and to), "tags" and "scheme"; of JSONL the list of entities. Tags stay as they are in the file until a
-task reads them.
+(characters from and to), "tags", "scheme" and "document"; of JSONL the list of entities, or an object of "entities" and
+"document" where the file names documents. Tags stay as they are in the file until a task reads them.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from clearhead.text import Row
 from clearhead.text.corpora import check_file, describe_type, read_lines, read_objects, refuse_line, strip_line_end
 
 NAMES = ("text", "entities")  # of JSONL
-SKIP, WORD, TAG = "-", "word", "tag"  # of columns
-DOCUMENT = "-DOCSTART-"
+SKIP, WORD, TAG, DOCUMENT = "-", "word", "tag", "document"  # of columns; JSONL may have a document, too
+DOCUMENT_START = "-DOCSTART-"
 BYTE_ORDER_MARK = "\ufeff"
 
 
 class _Layout(NamedTuple):
-    """How many columns a file has, and which are the word and its tag."""
+    """How many columns a file has, and which are the word, its tag and its document, if it is named."""
 
     columns: int
     word: int
     tag: int
+    document: int | None = None
 
 
 def read_tagged(source: str | Path, columns: Sequence[str] | Mapping[str, str] | None = None) -> Iterator[Row]:
     """The sentences of a file: JSONL if its name ends in .jsonl (or .jsonl.gz), else columns.
 
     For a JSONL `columns` gives its own names, {"text": "sentence", "entities": "spans"}. Otherwise it lists the fields
-    in order, ["word", "-", "tag"], where the word is not the first or the tag not the last.
+    in order, ["word", "-", "tag"], where the word is not the first or the tag not the last. Documents are named by a
+    column `document`; without one, each -DOCSTART- of a file of columns begins a document.
     """
     path = check_file(Path(source))
     name = path.name.lower().removesuffix(".gz")
@@ -48,21 +50,22 @@ def read_tagged(source: str | Path, columns: Sequence[str] | Mapping[str, str] |
     return _read_columns(path, _column_names(columns))
 
 
-def _json_names(columns: Sequence[str] | Mapping[str, str] | None) -> tuple[str, str]:
+def _json_names(columns: Sequence[str] | Mapping[str, str] | None) -> tuple[str, str, str]:
+    """The names of text, entities and document in the file."""
     if columns is None or (not isinstance(columns, Mapping) and tuple(columns) == NAMES):
-        return NAMES
-    if not isinstance(columns, Mapping) or set(columns) - set(NAMES):
+        return (*NAMES, DOCUMENT)
+    if not isinstance(columns, Mapping) or set(columns) - {*NAMES, DOCUMENT}:
         raise ConfigError(
-            'columns of a JSONL must be { text = "…", entities = "…" }, '
+            'columns of a JSONL must be { text = "…", entities = "…", document = "…" }, '
             f"where … are the names of these fields in the file; got {columns}"
         )
-    return columns.get("text", "text"), columns.get("entities", "entities")
+    return columns.get("text", "text"), columns.get("entities", "entities"), columns.get(DOCUMENT, DOCUMENT)
 
 
 def _column_names(columns: Sequence[str] | Mapping[str, str] | None) -> list[str] | None:
     if columns is None or (not isinstance(columns, Mapping) and tuple(columns) == NAMES):
         return None
-    if isinstance(columns, (Mapping, str)) or sorted(set(columns) - {SKIP}) != [TAG, WORD]:
+    if isinstance(columns, (Mapping, str)) or sorted(set(columns) - {SKIP, DOCUMENT}) != [TAG, WORD]:
         raise ConfigError(f'columns of a CoNLL file name each field, such as ["word", "-", "tag"]; got {columns}')
     if len(set(columns) - {SKIP}) != sum(name != SKIP for name in columns):
         raise ConfigError(f"columns name a field more than once: {', '.join(columns)}")
@@ -73,6 +76,7 @@ class _Line(NamedTuple):
     number: int
     word: str
     tag: str
+    document: str  # its name, or how many began before
 
 
 def _read_columns(path: Path, names: list[str] | None) -> Iterator[Row]:
@@ -85,6 +89,7 @@ def _read_columns(path: Path, names: list[str] | None) -> Iterator[Row]:
     for sentence in sentences:
         text, words = join_words([line.word for line in sentence], characters=characters)
         marked = {"words": words, "tags": [line.tag for line in sentence], "scheme": scheme}
+        marked["document"] = sentence[0].document
         yield Row((text, json.dumps(marked, ensure_ascii=False)), str(path), sentence[0].number)
 
 
@@ -92,20 +97,22 @@ def _group_lines(path: Path, names: list[str] | None) -> Iterator[list[_Line]]:
     """The lines of each sentence; sentences end at blank lines and at -DOCSTART-."""
     layout: _Layout | None = None
     sentence: list[_Line] = []
+    documents = 0
     for number, raw in read_lines(path):
         text = strip_line_end(raw).lstrip(BYTE_ORDER_MARK)
         fields = _split_fields(text)
-        if not text.strip() or fields[0] == DOCUMENT:
+        if not text.strip() or fields[0] == DOCUMENT_START:
             if sentence:
                 yield sentence
             sentence = []
+            documents += bool(text.strip())
             continue
         if layout is None and not _is_comment(fields, layout):
             layout = _make_layout(path, number, text, fields, names)
         if _is_comment(fields, layout):
             continue
         assert layout is not None
-        sentence.append(_parse_line(path, number, text, fields, layout))
+        sentence.append(_parse_line(path, number, text, fields, layout, documents))
     if sentence:
         yield sentence
 
@@ -130,13 +137,14 @@ def _make_layout(path: Path, number: int, text: str, fields: list[str], names: l
     if names is not None:
         if len(fields) != len(names):
             refuse_line(path, number, f"{len(fields)} columns for the {len(names)} names {', '.join(names)}", text)
-        return _Layout(len(names), names.index(WORD), names.index(TAG))
+        document = names.index(DOCUMENT) if DOCUMENT in names else None
+        return _Layout(len(names), names.index(WORD), names.index(TAG), document)
     if len(fields) < 2:
         refuse_line(path, number, "one column, where a word and its tag are wanted, with a tab or space between", text)
     return _Layout(len(fields), 0, len(fields) - 1)
 
 
-def _parse_line(path: Path, number: int, text: str, fields: list[str], layout: _Layout) -> _Line:
+def _parse_line(path: Path, number: int, text: str, fields: list[str], layout: _Layout, documents: int) -> _Line:
     if len(fields) != layout.columns:
         count = "1 column" if len(fields) == 1 else f"{len(fields)} columns"
         refuse_line(path, number, f"{count} where the first line has {layout.columns}", text)
@@ -145,12 +153,12 @@ def _parse_line(path: Path, number: int, text: str, fields: list[str], layout: _
         refuse_line(path, number, "a tag without a word", text)
     if not is_tag(tag):
         refuse_line(path, number, f"{tag[:40]!r} is no tag; wanted is O, or B-, I-, E-, S- or M- and a label", text)
-    return _Line(number, word, tag)
+    return _Line(number, word, tag, str(documents) if layout.document is None else fields[layout.document])
 
 
-def _read_jsonl(path: Path, names: tuple[str, str]) -> Iterator[Row]:
-    for number, example in read_objects(path, names):
-        for name, kind, wanted in zip(names, (str, list), ("a text", "a list"), strict=True):
+def _read_jsonl(path: Path, names: tuple[str, str, str]) -> Iterator[Row]:
+    for number, example in read_objects(path, names[:2]):
+        for name, kind, wanted in zip(names[:2], (str, list), ("a text", "a list"), strict=True):
             if name not in example:
                 refuse_line(path, number, f"no {name!r}; {suggest_name(name, example)}")
             if not isinstance(example[name], kind):
@@ -158,4 +166,6 @@ def _read_jsonl(path: Path, names: tuple[str, str]) -> Iterator[Row]:
         text = example[names[0]]
         spans = parse_entities(example[names[1]], text, f"{path}:{number}")
         entities = [{"start": span.begin, "end": span.end, "label": span.label} for span in spans]
-        yield Row((text, json.dumps(entities, ensure_ascii=False)), str(path), number)
+        named = names[2] in example
+        marked = {"entities": entities, "document": json.dumps(example[names[2]])} if named else entities
+        yield Row((text, json.dumps(marked, ensure_ascii=False)), str(path), number)

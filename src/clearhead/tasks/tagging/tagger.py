@@ -118,12 +118,12 @@ class Tagger(TokenClassifier):
         return Steps(*(STEP_SCALE * part.float() for part in parts))
 
 
-def score_words(model: Tagger, sentences: Sequence[Sequence[WindowTokens]], *, pad: int, most: int) -> list[Tensor]:
-    """Scores (words, tags) of each sentence, put together from its windows, on the CPU.
+def score_words(model: Tagger, texts: Sequence[Sequence[WindowTokens]], *, pad: int, most: int) -> list[Tensor]:
+    """Scores (words, tags) of each text, put together from its windows, on the CPU.
 
     A batch has at most `most` windows, and no more than BATCH_TOKENS tokens, pads included.
     """
-    windows = [window for sentence in sentences for window in sentence if window.words]
+    windows = [window for text in texts for window in text if window.words]
     weight = model.vocabulary.words.weight
     device = weight.device
     if not weight.requires_grad:  # in training they would have to be packed again after every step
@@ -141,4 +141,4 @@ def score_words(model: Tagger, sentences: Sequence[Sequence[WindowTokens]], *, p
             scores_of[number] = row[: len(windows[number].words)]
     parts = iter(scores_of)
     none = torch.empty(0, model.config.label_count)
-    return [torch.cat([none, *(next(parts) for window in sentence if window.words)]) for sentence in sentences]
+    return [torch.cat([none, *(next(parts) for window in text if window.words)]) for text in texts]

@@ -16,7 +16,7 @@ from clearhead.tasks.metrics import LabelCounts, count_labels
 from clearhead.tasks.settings import Options
 from clearhead.tasks.tagging.linear_chain import ScoredSpan
 from clearhead.tasks.tagging.schemes import Span, tag_order, write_tags
-from clearhead.tasks.tagging.sentences import Sentence, mark_entities
+from clearhead.tasks.tagging.sentences import Sentence, group_documents, mark_entities
 from clearhead.tasks.tagging.tagger import Tagger, score_words
 from clearhead.tasks.tagging.tagging_processor import TaggingProcessor
 from clearhead.tasks.trace import AnswerPart, TaskTracer, Trace, note_unknown
@@ -77,8 +77,11 @@ class TaggingAnswerer(ScoringAnswerer[TaggingProcessor, Tagger, Sentence, Option
     @torch.no_grad()
     def predict(self, inputs: Sequence[Sentence], options: Options, *, inputs_before: int = 0) -> list[TaggedText]:
         processor, model = self.processor, self.model
-        scores = score_words(model, processor.encode(inputs), pad=processor.tokenizer.pad, most=options.batch)
-        decoded = processor.decoder.decode(scores, model.steps())
+        windows = processor.encode(group_documents(inputs, processor.context))
+        scores = score_words(model, windows, pad=processor.tokenizer.pad, most=options.batch)
+        # Sentences are decoded one by one: no entity crosses the end of one.
+        of_sentences = torch.cat([*scores]).split([len(sentence.words) for sentence in inputs]) if inputs else []
+        decoded = processor.decoder.decode(of_sentences, model.steps())
         return [TaggedText.describe(sentence, spans) for sentence, spans in zip(inputs, decoded, strict=True)]
 
     def score(self, rows: Sequence[Row], predictions: Sequence[TaggedText], options: Options) -> Scores:
@@ -88,11 +91,11 @@ class TaggingAnswerer(ScoringAnswerer[TaggingProcessor, Tagger, Sentence, Option
 
 class TaggingTracer(TaskTracer[TaggingAnswerer]):
     def traces(self, sentence: Sentence, *, answer: str | None, options: Options) -> list[Trace]:
-        """A text, read once; a long one once for each window."""
+        """A text, read once; a long one once for each window. A text is a document: there is nothing around it."""
         self.refuse_answer(answer)
         processor = self.answerer.processor
         [prediction] = self.answerer.predict([sentence], options)
-        [windows] = processor.encode([sentence])
+        [windows] = processor.encode([[sentence]])
         words = sentence.word_texts()
         surfaces, traces = processor.encoder.surfaces(words), list[Trace]()
         start, end = processor.tokenizer.pieces([processor.tokenizer.start, processor.tokenizer.end])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, chain, islice, pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from clearhead.tasks.settings import Data, Section, TaskRecipe, Text
 from clearhead.tasks.tagging.linear_chain import TagDecoder
 from clearhead.tasks.tagging.schemes import OUTSIDE, list_tags, write_tags
 from clearhead.tasks.tagging.sentence_windows import WindowTokens, WordEncoder, choose_window, make_windows
-from clearhead.tasks.tagging.sentences import Sentence, mark_entities, read_sentence
+from clearhead.tasks.tagging.sentences import Sentence, group_documents, mark_entities, read_sentence
 from clearhead.tasks.tagging.tagged_files import read_tagged
 from clearhead.tasks.tagging.tagger import Tagger
 from clearhead.text import Report, Row, Tokenizer
@@ -42,7 +42,23 @@ ModelScheme = Literal["bioes", "iob2"]
 
 
 class TaggingData(Data):
-    longest: int = Field(256, ge=16)  # pieces that are read together; longer sentences are read in windows
+    longest: int = Field(256, ge=16)  # pieces that are read together; longer texts are read in windows
+    # Whole documents are read instead of single sentences: where one is cut into windows, a word has this number of
+    # pieces on both sides in its window, if the document has them. 0: every sentence is read alone.
+    context: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _check_context(self) -> TaggingData:
+        if 4 * self.context > self.longest:
+            raise ValueError(
+                f"data.context = {self.context} is more than a quarter of data.longest = {self.longest}, and windows "
+                f"overlap by twice the context; make it at most {self.longest // 4}, or data.longest larger"
+            )
+        return self
+
+    @property
+    def ordered(self) -> bool:
+        return self.context > 0
 
 
 class TaggingText(Text):
@@ -89,6 +105,7 @@ class TaggerSettings(Section):
     unknown: float
     characters: bool  # every character is a word
     window: int  # pieces that are read together
+    context: int = 0  # of neighbouring sentences, in pieces; 0: sentences are read one by one
 
     @model_validator(mode="after")
     def _check_labels(self) -> TaggerSettings:
@@ -103,7 +120,8 @@ class TaggerSettings(Section):
 
 
 class TaggedWords(NamedTuple):
-    """A batch: tokens, the first piece of each word to be scored, and the number of its tag (−100 in the padding)."""
+    """A batch: tokens, the first piece of each word to be scored, the number of its tag (−100 in the padding), and
+    whether it begins a sentence."""
 
     tokens: Tensor
     lengths: Tensor
@@ -111,17 +129,19 @@ class TaggedWords(NamedTuple):
     words: Tensor
     word_lengths: Tensor
     tags: Tensor
+    begins: Tensor
 
 
 class TaggedExamples(Examples[TaggedWords]):
-    """Windows of sentences with the tags of their words."""
+    """Windows of sentences or documents, with the tags of their words and whether these begin sentences."""
 
-    on_device = ("tokens", "cases", "words", "tags")
+    on_device = ("tokens", "cases", "words", "tags", "begins")
 
     def __init__(
         self,
         windows: Sequence[WindowTokens],
         tags: Sequence[Sequence[int]],
+        begins: Sequence[Sequence[int]],
         rows: Sequence[Row],
         origins: Sequence[int],
         pad: int,
@@ -129,7 +149,8 @@ class TaggedExamples(Examples[TaggedWords]):
         self.tokens = Ragged([window.tokens for window in windows])
         self.words = Ragged([window.words for window in windows])
         self.cases = Ragged([window.cases for window in windows])
-        self.tags, self.rows, self.origins, self.pad = Ragged(tags), rows, origins, pad
+        self.tags, self.begins = Ragged(tags), Ragged(begins)
+        self.rows, self.origins, self.pad = rows, origins, pad
         self.lengths = self.tokens.lengths.numpy()[:, None]
         self.counts = np.array([len(words) for words in tags], dtype=np.int64)
 
@@ -142,10 +163,11 @@ class TaggedExamples(Examples[TaggedWords]):
             self.cases.pad(rows, size, 0)[0],
             *self.words.pad(rows, words, 0),
             self.tags.pad(rows, words, UNCOUNTED)[0],
+            self.begins.pad(rows, words, 0)[0].bool(),
         )
 
     def fingerprint(self) -> str:
-        return " ".join(part.fingerprint() for part in (self.tokens, self.words, self.tags))
+        return " ".join(part.fingerprint() for part in (self.tokens, self.words, self.tags, self.begins))
 
 
 class SentenceInputs(TextInputs):
@@ -175,7 +197,7 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
 
     def __init__(self, tokenizer: Tokenizer, config: ModelConfig, stored: TaggerSettings) -> None:
         super().__init__(tokenizer, config, stored)
-        self.labels, self.types, self.window = stored.labels, stored.types, stored.window
+        self.labels, self.types, self.window, self.context = stored.labels, stored.types, stored.window, stored.context
         self.inputs = SentenceInputs(characters=stored.characters)
         self.decoder = TagDecoder(stored.labels, stored.tags)
         self.encoder = WordEncoder(tokenizer, longest=max(1, self.window // 4), unknown=bool(stored.unknown))
@@ -191,6 +213,12 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
     @classmethod
     def prepare(cls, rows: Sequence[Row], recipe: TaggingRecipe, start: Pretrained | None = None) -> TaggingProcessor:
         sentences = [Sentence.from_row(row) for row in rows]
+        documents = group_documents(sentences, recipe.data.context)
+        if recipe.data.context and len(documents) == len(rows) > 1:
+            raise DataError(
+                f"{rows[0].file}: no two neighbouring rows are of one document, which data.context = "
+                f"{recipe.data.context} needs; name documents in a column `document`, or set data.context = 0"
+            )
         labels = list_tags(collect_types(sentences, rows), recipe.loss.tags)
         if start is not None and sorted(start.labels) == sorted(labels):
             labels = list(start.labels)  # in their order, so that the output head can be taken over, too
@@ -205,7 +233,8 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
             convolutions=recipe.text.convolutions,
             unknown=recipe.text.unknown,
             characters=has_single_characters(sentences),
-            window=choose_window(recipe.data.longest, config, tokenizer, sentences),
+            window=choose_window(recipe.data.longest, config, tokenizer, documents),
+            context=recipe.data.context,
         )
         return cls(tokenizer, config, stored)
 
@@ -213,16 +242,25 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
         used = [row for row in rows if report.admit(row, *self.check_row(row))]
         report.refuse_empty("sentence")
         sentences = [self.inputs.of_row(row) for row in used]
-        windows, tags, origins = list[WindowTokens](), list[list[int]](), list[int]()
-        for origin, (sentence, parts) in enumerate(zip(sentences, self.encode(sentences), strict=True)):
-            # A label that training never saw cannot be learned; it counts as wrong where entities are scored.
-            entities = [span for span in sentence.entities if span.label in self.types]
-            words = write_tags(entities, len(sentence.words), self.decoder.scheme)
-            numbers = [self.decoder.numbers[tag] for tag in words]
-            windows += parts
-            tags += [numbers[part.window.first : part.window.last] for part in parts]
-            origins += [origin] * len(parts)
-        return TaggedExamples(windows, tags, used, origins, self.tokenizer.pad)
+        windows, tags, begins, origins = list[WindowTokens](), list[list[int]](), list[list[int]](), list[int]()
+        first_row = 0
+        documents = group_documents(sentences, self.context)
+        for document, parts in zip(documents, self.encode(documents, apart=recipe is not None), strict=True):
+            numbers = [number for sentence in document for number in self._tag_numbers(sentence)]
+            owners = [row for row, sentence in enumerate(document, first_row) for _ in sentence.words]
+            starts = [int(row != before) for before, row in pairwise([-1, *owners])]
+            scored = [slice(part.window.first, part.window.last) for part in parts if part.words]
+            windows += [part for part in parts if part.words]
+            tags += [numbers[words] for words in scored]
+            begins += [starts[words] for words in scored]
+            origins += [owners[words.start] for words in scored]
+            first_row += len(document)
+        return TaggedExamples(windows, tags, begins, used, origins, self.tokenizer.pad)
+
+    def _tag_numbers(self, sentence: Sentence) -> list[int]:
+        # A label that training never saw cannot be learned; it counts as wrong where entities are scored.
+        entities = [span for span in sentence.entities if span.label in self.types]
+        return [self.decoder.numbers[tag] for tag in write_tags(entities, len(sentence.words), self.decoder.scheme)]
 
     def check_row(self, row: Row) -> RowCheck:
         sentence = self.inputs.of_row(row)
@@ -236,14 +274,27 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
         sentence = self.inputs.of_row(row)
         return mark_entities(sentence.text, sentence.exact_entities())
 
-    def encode(self, sentences: Sequence[Sentence]) -> list[list[WindowTokens]]:
-        """The windows of each sentence; all their words are encoded in one call."""
-        encoded = iter(self.encoder.encode([word for sentence in sentences for word in sentence.word_texts()]))
-        ends = self.tokenizer.start, self.tokenizer.end
-        return [
-            make_windows(list(islice(encoded, len(sentence.words))), size=self.window, ends=ends)
-            for sentence in sentences
-        ]
+    def encode(self, documents: Sequence[Sequence[Sentence]], *, apart: bool = False) -> list[list[WindowTokens]]:
+        """The windows of each document; all words are encoded in one call.
+
+        With `apart`, for training, windows of a document that end with a sentence share nothing.
+        """
+        texts = [sentence.word_texts() for document in documents for sentence in document]
+        encoded = iter(self.encoder.encode(list(chain(*texts))))
+        windows = []
+        for document in documents:
+            *borders, count = accumulate((len(sentence.words) for sentence in document), initial=0)
+            windows.append(
+                make_windows(
+                    list(islice(encoded, count)),
+                    size=self.window,
+                    ends=(self.tokenizer.start, self.tokenizer.end),
+                    borders=borders,
+                    context=self.context,
+                    apart=apart and len(document) > 1,
+                )
+            )
+        return windows
 
     def build(self) -> Tagger:
         stored = self.stored

@@ -62,8 +62,9 @@ class TaggingObjective(Objective[TaggingProcessor, TaggingRecipe, Tagger, Tagged
             if self._legal is None or self._legal.first.device != scores.device:
                 self._legal = Steps.legal(self.processor.decoder.legality, IMPOSSIBLE).to(scores.device)
             steps = learned + self._legal
-            right = sequence_scores(scores, batch.tags.clamp(min=0), batch.word_lengths, steps)
-            return (log_partition(scores, batch.word_lengths, steps) - right).sum()
+            begins = batch.begins if self.processor.context else None
+            right = sequence_scores(scores, batch.tags.clamp(min=0), batch.word_lengths, steps, begins)
+            return (log_partition(scores, batch.word_lengths, steps, begins) - right).sum()
         return F.cross_entropy(
             scores.flatten(0, 1),
             batch.tags.flatten(),
