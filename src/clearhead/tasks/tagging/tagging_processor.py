@@ -28,6 +28,9 @@ from clearhead.text.batches import Batch, Ragged
 from clearhead.text.report import Flaw
 
 MOST_LABELS = 100  # BIOES has four tags for each, and a CRF a score for each pair of tags
+# With context, training reads all documents in windows of so many quarters of the full size, and each sentence alone:
+# always cut in the same places, they would be learned by heart, and short texts would be unlike what was learned.
+LEARNED_QUARTERS = (4, 3, 2)
 REPAIRED = Flaw(
     "tag out of sequence, repaired as conlleval reads it", "tags out of sequence, repaired as conlleval reads them"
 )
@@ -242,20 +245,31 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
         used = [row for row in rows if report.admit(row, *self.check_row(row))]
         report.refuse_empty("sentence")
         sentences = [self.inputs.of_row(row) for row in used]
-        windows, tags, begins, origins = list[WindowTokens](), list[list[int]](), list[list[int]](), list[int]()
+        views = [(self.window, self.context)]
+        if recipe is not None and self.context:
+            views = [*((self.window * quarters // 4, self.context) for quarters in LEARNED_QUARTERS), (self.window, 0)]
+        parts = [
+            part
+            for size, context in views
+            for part in self._tagged_windows(group_documents(sentences, context), size, apart=recipe is not None)
+        ]
+        windows, tags, begins, origins = zip(*parts, strict=True)
+        return TaggedExamples(windows, tags, begins, used, origins, self.tokenizer.pad)
+
+    def _tagged_windows(
+        self, documents: Sequence[Sequence[Sentence]], size: int, *, apart: bool
+    ) -> Iterator[tuple[WindowTokens, list[int], list[int], int]]:
+        """Windows, the tags of their words, whether these begin sentences, and the row of the first of them."""
         first_row = 0
-        documents = group_documents(sentences, self.context)
-        for document, parts in zip(documents, self.encode(documents, apart=recipe is not None), strict=True):
+        for document, windows in zip(documents, self.encode(documents, size=size, apart=apart), strict=True):
             numbers = [number for sentence in document for number in self._tag_numbers(sentence)]
             owners = [row for row, sentence in enumerate(document, first_row) for _ in sentence.words]
             starts = [int(row != before) for before, row in pairwise([-1, *owners])]
-            scored = [slice(part.window.first, part.window.last) for part in parts if part.words]
-            windows += [part for part in parts if part.words]
-            tags += [numbers[words] for words in scored]
-            begins += [starts[words] for words in scored]
-            origins += [owners[words.start] for words in scored]
+            for window in windows:
+                if window.words:
+                    words = slice(window.window.first, window.window.last)
+                    yield window, numbers[words], starts[words], owners[words.start]
             first_row += len(document)
-        return TaggedExamples(windows, tags, begins, used, origins, self.tokenizer.pad)
 
     def _tag_numbers(self, sentence: Sentence) -> list[int]:
         # A label that training never saw cannot be learned; it counts as wrong where entities are scored.
@@ -274,8 +288,10 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
         sentence = self.inputs.of_row(row)
         return mark_entities(sentence.text, sentence.exact_entities())
 
-    def encode(self, documents: Sequence[Sequence[Sentence]], *, apart: bool = False) -> list[list[WindowTokens]]:
-        """The windows of each document; all words are encoded in one call.
+    def encode(
+        self, documents: Sequence[Sequence[Sentence]], *, size: int | None = None, apart: bool = False
+    ) -> list[list[WindowTokens]]:
+        """The windows of each document, of up to `size` pieces (the model's); all words are encoded in one call.
 
         With `apart`, for training, windows of a document that end with a sentence share nothing.
         """
@@ -287,7 +303,7 @@ class TaggingProcessor(Processor[TaggingRecipe, TaggedWords]):
             windows.append(
                 make_windows(
                     list(islice(encoded, count)),
-                    size=self.window,
+                    size=size or self.window,
                     ends=(self.tokenizer.start, self.tokenizer.end),
                     borders=borders,
                     context=self.context,
