@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 import tracemalloc
 
 import pytest
@@ -59,7 +60,9 @@ def write(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("change", ["as it is", "gzip", "byte-order mark", "carriage returns", "no last line feed"])
+@pytest.mark.parametrize(
+    "change", ["as it is", "gzip", "xz", "byte-order mark", "carriage returns", "no last line feed"]
+)
 def test_every_format_gives_the_same_rows(write, suffix, change):
     data = FORMATS[suffix](PAIRS)
     if change == "byte-order mark":
@@ -68,7 +71,8 @@ def test_every_format_gives_the_same_rows(write, suffix, change):
         data = data.replace(b"\n", b"\r\n")
     elif change == "no last line feed":
         data = data.removesuffix(b"\n")
-    path = write(f"pairs{suffix}.gz", packed(data)) if change == "gzip" else write(f"pairs{suffix}", data)
+    name, data = {"gzip": (".gz", packed(data)), "xz": (".xz", lzma.compress(data))}.get(change, ("", data))
+    path = write(f"pairs{suffix}{name}", data)
     rows = list(read(path, NAMES))
     assert [row.values for row in rows] == PAIRS
     assert [row.line for row in rows] == ([2, 3, 4, 5] if suffix == ".csv" else [1, 2, 3, 4])
@@ -85,6 +89,12 @@ def test_blank_lines_at_the_end_are_no_rows(write, suffix, blank):
 def test_empty_fields_are_a_row_wherever_they_stand(write):
     assert [row.values for row in read(write("a.tsv", "a\tb\n\t\n"), NAMES)] == [("a", "b"), ("", "")]
     assert [row.values for row in read(write("b.tsv", "a\n\n"), ["text"])] == [("a",), ("",)]
+
+
+def test_a_json_has_an_object_a_line_like_a_jsonl(write):
+    assert [row.values for row in read(write("pairs.json", FORMATS[".jsonl"](PAIRS)), NAMES)] == PAIRS
+    with pytest.raises(DataError, match=r"list\.json:1: an object with zh, en is needed, not a list"):
+        list(read(write("list.json", '[{"zh": "a", "en": "b"}]\n'), NAMES))
 
 
 def test_endings_may_be_in_capitals(write):
@@ -194,6 +204,8 @@ def test_a_line_ends_at_a_line_feed_and_nowhere_else(tmp_path_factory, texts):
         ("a.tsv", packed(b"a\tb\n"), "it begins like a gzip file, whose name should end in .gz"),
         ("a.tsv", b"", "a.tsv is empty"),
         ("a.tsv.gz", packed(b""), "a.tsv.gz is empty"),
+        ("a.tsv", lzma.compress(b"a\tb\n"), "it begins like an xz file, whose name should end in .xz"),
+        ("a.tsv.xz", b"a\tb\n", "a.tsv.xz:1: the xz file is damaged or incomplete: Input format not supported"),
         ("a.tsv.gz", b"a\tb\n", "a.tsv.gz:1: the gzip file is damaged or incomplete: Not a gzipped file"),
         (
             "a.tsv.gz",

@@ -21,7 +21,7 @@ from typing import Any
 from clearhead.errors import ClearheadError, ConfigError, DataError, DiskFullError, TrainingError, out_of_memory
 from clearhead.formatting import escape_control, print_message
 
-TABLE = re.compile(r"\.(csv|tsv|jsonl)(\.gz)?$", re.IGNORECASE)  # the end of its name
+TABLE = re.compile(r"\.(csv|tsv|jsonl?)(\.(gz|xz))?$", re.IGNORECASE)  # the end of its name
 EXTRAS = {"matplotlib": "explore", "fastapi": "serve", "uvicorn": "serve", "transformers": "hf"}
 INTERRUPTED = 130  # the exit code after Ctrl-C, as shells have it
 READ_AHEAD = 4  # batches of lines are read before one is answered: sorted by length, they need less padding

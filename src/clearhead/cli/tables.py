@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import re
@@ -25,6 +24,7 @@ from clearhead.text.corpora import (
     SKIP,
     file_kind,
     get_value,
+    open_bytes,
     read_csv_fields,
     read_fields,
     read_objects,
@@ -43,7 +43,7 @@ class Table:
     def __init__(self, path: Path, processor: AnyProcessor, columns: Columns, usual: Columns) -> None:
         self.path, self.kind, self.wanted = path, file_kind(path), list(processor.input_columns)
         self.header, self.names, self.inputs = self._find_columns(processor, columns, usual)
-        with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
+        with open_bytes(path) as file:
             first = file.readline()
         self.mark = "\ufeff" if first.startswith(BYTE_ORDER_MARK) else ""
         self.end = "\r\n" if first.endswith(b"\r\n") else "\n"

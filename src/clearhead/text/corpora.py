@@ -1,4 +1,4 @@
-"""Files of examples, read one row at a time: TSV, CSV, JSONL, TXT, or one text file per column; each also gzipped.
+"""Files of examples, read one row at a time: TSV, CSV, JSONL, TXT, or one text file per column; also .gz and .xz.
 
 Everything is UTF-8, with or without a byte-order mark, and a line ends at a line feed and nowhere else: a file without
 any, whose lines end in carriage returns, is refused. Errors name the file and the line, and
@@ -10,18 +10,21 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import lzma
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from io import BufferedIOBase
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from clearhead.errors import ConfigError, DataError
 from clearhead.formatting import format_count, suggest_name
 
 KINDS = (".tsv", ".csv", ".jsonl", ".txt")
+PACKED = {".gz": gzip.open, ".xz": lzma.open}
 SKIP = "-"  # in `columns`: a field that is not wanted
 CHINESE = re.compile("[\u4e00-\u9fff]{2}")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -29,6 +32,7 @@ OTHER_BEGINNINGS = {
     b"\xff\xfe": "it begins like UTF-16",
     b"\xfe\xff": "it begins like UTF-16",
     b"\x1f\x8b": "it begins like a gzip file, whose name should end in .gz",
+    b"\xfd7zXZ": "it begins like an xz file, whose name should end in .xz",
     b"PK\x03\x04": "it begins like a zip file or a spreadsheet",
 }
 
@@ -60,7 +64,8 @@ def read(
     line with texts under these names; {"source": "zh", …} says that the file calls `source` zh. The fields of a `.txt`
     have a space between, and the last one takes the rest of the line; its `columns` must be given, such as
     ["label", "text"]. A `source` that is a mapping gives each column a file of its own, one text per line, and needs no
-    `columns`. A name that ends in `.gz` is unpacked on the way. Files are streamed, never held whole; wrong `columns`
+    `columns`. A name that ends in `.gz` or `.xz` is unpacked on the way, and `.json` is
+    read as `.jsonl`. Files are streamed, never held whole; wrong `columns`
     and missing files are refused before the first row. In the columns `labels` a `.jsonl` may have integers, true and
     false instead of texts: {"label": 1} is read as "1". With `lists` a value in it may also be a list of texts.
 
@@ -115,14 +120,26 @@ def _map_names(wanted: Sequence[str], columns: Sequence[str] | Mapping[str, str]
 
 
 def file_kind(path: Path) -> str:
-    """The ending of a file of data, without `.gz`."""
-    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    """The ending of a file of data, without `.gz` or `.xz`; a `.json` has an object a line, as a `.jsonl`."""
+    suffix = Path(unpacked_name(path)).suffix.replace(".jsonl", ".json").replace(".json", ".jsonl")
     if suffix not in KINDS:
         raise DataError(
-            f"{path}: unknown file type; use {_join(KINDS)}, each also with .gz, or give one text file per column, "
-            "with one text per line"
+            f"{path}: unknown file type; use {_join(KINDS)}, each also with .gz or .xz, or give one text file per "
+            "column, with one text per line"
         )
     return suffix
+
+
+def unpacked_name(path: Path) -> str:
+    """The name of a file in lower case, without the ending of a packed one."""
+    name = path.name.lower()
+    return name[: -len(Path(name).suffix)] if Path(name).suffix in PACKED else name
+
+
+def open_bytes(path: Path) -> BufferedIOBase:
+    """The file, unpacked on the way if its name says that it is packed."""
+    opener: Any = PACKED.get(path.suffix.lower(), open)
+    return cast(BufferedIOBase, opener(path, "rb"))
 
 
 def check_file(path: Path) -> Path:
@@ -142,8 +159,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Each line with its number and its end; lines end at a line feed only, not at other Unicode line breaks."""
     line = 0
     try:
-        opened = gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")  # noqa: SIM115 (closed below)
-        with cast(IO[bytes], opened) as file:
+        with open_bytes(path) as file:
             for line, raw in enumerate(file, start=1):
                 text = _decode_line(raw, path, line)
                 if line == 1 and "\r" in text.rstrip("\r") and not text.endswith("\n"):  # no line feed in the file
@@ -152,8 +168,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                         "line feeds, as tr '\\r' '\\n' does"
                     )
                 yield line, text
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}:{line + 1}: the gzip file is damaged or incomplete: {error}") from None
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        kind = "xz" if path.suffix.lower() == ".xz" else "gzip"
+        raise DataError(f"{path}:{line + 1}: the {kind} file is damaged or incomplete: {error}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     if line == 0:

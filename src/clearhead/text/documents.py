@@ -11,7 +11,7 @@ from typing import Literal
 
 from clearhead.errors import ConfigError, DataError
 from clearhead.formatting import suggest_name
-from clearhead.text.corpora import Row, check_file, read, read_lines
+from clearhead.text.corpora import Row, check_file, read, read_lines, unpacked_name
 
 COLUMN = "text"
 Documents = Literal["file", "lines", "paragraphs"]
@@ -27,7 +27,7 @@ def read_documents(
 ) -> Iterator[Row]:
     """The documents of a file, each a row with one value, its text.
 
-    A `.txt` file (also gzipped) is one document (`"file"`), or each of its lines is one (`"lines"`), or each paragraph
+    A `.txt` file (also packed) is one document (`"file"`), or each of its lines is one (`"lines"`), or each paragraph
     (`"paragraphs"`: blank lines separate them). Blank lines are no documents of their own. Of a folder all `.txt` files
     in it and below it are read, by name. A TSV, CSV or JSONL has a document in each row, in its column `text`;
     `clearhead.text.read` explains `columns`. `made:python-library` are the modules of Python's own library. Line breaks
@@ -90,8 +90,8 @@ def _read_python_library() -> Iterator[Row]:
 
 
 def is_plain_text(path: Path) -> bool:
-    """Whether a file is text without columns, by its name: .txt, also gzipped."""
-    return path.name.lower().removesuffix(".gz").endswith(".txt")
+    """Whether a file is text without columns, by its name: .txt, also packed."""
+    return unpacked_name(path).endswith(".txt")
 
 
 def _plain_lines(path: Path) -> Iterator[tuple[int, str]]:

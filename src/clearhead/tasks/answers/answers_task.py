@@ -35,12 +35,13 @@ from clearhead.tasks.settings import validate
 from clearhead.tasks.task import Action, Task
 from clearhead.tasks.text_windows import MAX_CHARACTERS
 from clearhead.text import Row
+from clearhead.text.corpora import unpacked_name
 
 # A word, or one character of a script that is written without spaces.
 UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uac00-\ud7af"
 WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 
-FILES = (".tsv", ".csv", ".jsonl")
+FILES = (".tsv", ".csv", ".jsonl", ".json")
 Pairs = Sequence[tuple[str, str]]  # question, answer
 
 
@@ -200,7 +201,7 @@ ACTIONS = {
 
 def read_pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """The questions and answers that `add` was given, each with some text that is not too long."""
-    if len(arguments) == 1 and arguments[0].lower().removesuffix(".gz").endswith(FILES):
+    if len(arguments) == 1 and unpacked_name(Path(arguments[0])).endswith(FILES):
         rows = [(f"{row.where}: ", *row.values) for row in AnswerProcessor.read(arguments[0])]
     elif len(arguments) == 2:
         rows = [("", *arguments)]

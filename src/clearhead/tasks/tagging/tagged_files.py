@@ -17,7 +17,15 @@ from clearhead.formatting import suggest_name
 from clearhead.tasks.tagging.schemes import detect_scheme, is_tag
 from clearhead.tasks.tagging.sentences import join_words, parse_entities
 from clearhead.text import Row
-from clearhead.text.corpora import check_file, describe_type, read_lines, read_objects, refuse_line, strip_line_end
+from clearhead.text.corpora import (
+    check_file,
+    describe_type,
+    read_lines,
+    read_objects,
+    refuse_line,
+    strip_line_end,
+    unpacked_name,
+)
 
 NAMES = ("text", "entities")  # of JSONL
 SKIP, WORD, TAG, DOCUMENT = "-", "word", "tag", "document"  # of columns; JSONL may have a document, too
@@ -35,17 +43,17 @@ class _Layout(NamedTuple):
 
 
 def read_tagged(source: str | Path, columns: Sequence[str] | Mapping[str, str] | None = None) -> Iterator[Row]:
-    """The sentences of a file: JSONL if its name ends in .jsonl (or .jsonl.gz), else columns.
+    """The sentences of a file: JSONL if its name ends in .jsonl (or .jsonl.gz, .jsonl.xz), else columns.
 
     For a JSONL `columns` gives its own names, {"text": "sentence", "entities": "spans"}. Otherwise it lists the fields
     in order, ["word", "-", "tag"], where the word is not the first or the tag not the last. Documents are named by a
     column `document`; without one, each -DOCSTART- of a file of columns begins a document.
     """
     path = check_file(Path(source))
-    name = path.name.lower().removesuffix(".gz")
-    if name.endswith(".jsonl"):
+    name = unpacked_name(path)
+    if name.endswith((".jsonl", ".json")):
         return _read_jsonl(path, _json_names(columns))
-    if name.endswith((".csv", ".json")):
+    if name.endswith(".csv"):
         raise DataError(f"{path}: tagging reads CoNLL columns (.conll, .txt, .tsv, …) and .jsonl, not {path.suffix}")
     return _read_columns(path, _column_names(columns))
 
