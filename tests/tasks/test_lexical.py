@@ -24,6 +24,7 @@ ENGLISH = [
     "ﬁne ６ İstanbul",
     "",
     "bad bad film",
+    "one more, two more",
 ]
 CHINESE = ["房间很大", "房间  很小 OK", "服务很好，房间很好", "早餐\n好", "早餐差ﬁ", "", "很好很好很好"]
 TEXTS = st.lists(st.text("ab 好大 \n\tß.", max_size=11), min_size=1, max_size=7)

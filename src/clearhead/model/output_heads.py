@@ -115,14 +115,19 @@ class Classifier(_LabelledEncoder):
 
         A model with `ngrams` needs the `tokens`, too.
         """
-        pooled = mean_pool(hidden, lengths) if self.pooler is None else self.pooler(hidden[:, 0]).tanh()
-        scores = super().label_scores(pooled)
+        scores = super().label_scores(self.pool(hidden, lengths))
         if self.ngrams is None:
             return scores
         if tokens is None:
             raise ShapeError("this model also scores n-grams of tokens; pass tokens= as well")
         both: Tensor = scores + self.ngrams(tokens, lengths)
         return both
+
+    def pool(
+        self, hidden: Float[Tensor, "batch places width"], lengths: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch width"]:
+        """The vector of each text, which the scores are of."""
+        return mean_pool(hidden, lengths) if self.pooler is None else self.pooler(hidden[:, 0]).tanh()
 
     @torch.no_grad()
     def divide_scores(self, temperature: float) -> None:

@@ -69,11 +69,13 @@ class Objective(ABC, Generic[ProcessorT, RecipeT, ModelT, BatchT]):
         """Options of the evaluations during training, where speed matters more than the last tenth of a score."""
         return MappingProxyType({})
 
-    def calibrate(self, model: ModelT, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
+    def calibrate(
+        self, model: ModelT, train: Sequence[Row], dev: Sequence[Row], unlabelled: Sequence[Row] = ()
+    ) -> str | None:
         """Fits what the processor stores but training does not learn: temperatures, thresholds, an index.
 
-        Called once with the finished weights, before the model is scored and saved. `dev` may be empty. Returns what
-        the user should know about it, if anything.
+        Called once with the finished weights, before the model is scored and saved. `dev` may be empty; `unlabelled`
+        rows have no answers. Returns what the user should know about it, if anything.
         """
         return None
 

@@ -79,6 +79,11 @@ class Data(Section):
         """Whether neighbouring rows belong together: a share of them that is split off for dev is then the last one."""
         return False
 
+    @property
+    def unlabelled_source(self) -> Source | list[Source] | None:
+        """Files of inputs without answers, where a task learns from them."""
+        return None
+
     def resolve(self, find: Callable[[str], Path]) -> Data:
         """With the content of other files that the section names, such as names of labels; `find` gives their paths."""
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import AnyProcessor, Examples, compare_sizes
 from clearhead.tasks.settings import Source
 from clearhead.text import Report, Row
-from clearhead.text.documents import split_document
+from clearhead.text.documents import COLUMN, is_plain_text, read_documents, split_document
 from clearhead.text.report import SHOWN
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import Recipe, find_position_problem, resolve_path, resolve_sources
@@ -35,6 +35,7 @@ class TrainingData(NamedTuple):
     examples: Examples[Any]
     dev: Examples[Any] | None = None
     test: Sequence[Row] = ()  # scored at the end
+    unlabelled: Sequence[Row] = ()  # without answers
     report: str = ""  # which rows were dropped
     start: Pretrained | None = None  # trained weights to start from
     fitted: bool = False  # whether the model was chosen
@@ -66,6 +67,7 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
     dev_source = None if isinstance(data.dev, float) else data.dev
     # All are opened before one is read: a missing file or wrong columns are refused at once.
     files = [_open_files(recipe, source, base) for source in (data.train, dev_source, data.test)]
+    unlabelled = list(chain(*_open_unlabelled(recipe, base)))
     rows, dev_rows = _split_rows(recipe, files[0])
     dev_rows, test = dev_rows or list(chain(*files[1])), list(chain(*files[2]))
     start, begun = None, (where / "checkpoints").is_dir()
@@ -93,7 +95,8 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
         repeated = find_repeated(processor, examples.rows, dev.rows)
         lines += [f"dev: {report}", *_describe_repeated(repeated, len(dev.rows))]
     objective = recipe.kind.objective(processor, complete)
-    return TrainingData(recipe, recipe.kind, objective, examples, dev, test, "\n".join(lines), start, fitted)
+    shown = "\n".join(lines)
+    return TrainingData(recipe, recipe.kind, objective, examples, dev, test, unlabelled, shown, start, fitted)
 
 
 def read_training_rows(recipe: Recipe, base: Path) -> list[Row]:
@@ -186,6 +189,15 @@ def _describe_repeated(repeated: Sequence[Row], total: int) -> list[str]:
 
 def _name_place(row: Row) -> str:
     return row._replace(file=Path(row.file).name).where
+
+
+def _open_unlabelled(recipe: Recipe, base: Path) -> list[Iterator[Row]]:
+    """Texts without labels: the lines of a `.txt`, or the column of a table that has the texts in data.train, too."""
+    sources, columns = recipe.data.unlabelled_source, recipe.data.columns
+    named = {COLUMN: columns[COLUMN]} if isinstance(columns, Mapping) and COLUMN in columns else None
+    paths = [] if sources is None else resolve_sources(sources, base)
+    plain = [isinstance(path, Path) and is_plain_text(path) for path in paths]
+    return [read_documents(path, "lines", None if lines else named) for path, lines in zip(paths, plain, strict=True)]
 
 
 def _open_files(recipe: Recipe, sources: Source | list[Source] | None, base: Path) -> list[Iterator[Row]]:

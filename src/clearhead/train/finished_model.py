@@ -45,7 +45,7 @@ def write_finished_model(where: Path, trainer: Trainer) -> None:
     adapter = read_adapter(where) if trainer.train.lora_rank else None
     model = _make_model(trainer, weights, adapter).to(processes.device).eval()
     before = data.processor.chosen_settings
-    if message := data.objective.calibrate(model, data.examples.rows, data.dev_rows):
+    if message := data.objective.calibrate(model, data.examples.rows, data.dev_rows, data.unlabelled):
         print_message(message)
     print_chosen({key: value for key, value in data.processor.chosen_settings.items() if key not in before})
     metrics = _score_model(trainer, model)

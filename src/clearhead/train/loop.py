@@ -81,6 +81,9 @@ class Trainer:
         """Trains until the steps, the time or the patience are over."""
         started = time.monotonic() - self.position.seconds
         epoch, batches = -1, []
+        if self.train.steps == 0 and self.position.stopped is None:
+            self.position.stopped, self.position.best_step = "steps", 0
+            self.save()
         while self.position.stopped is None:
             step = self.position.step + 1
             if (step - 1) // self.steps_per_epoch != epoch:
@@ -285,7 +288,7 @@ class Trainer:
 
     def _completed_share(self) -> float:
         """The completed share of the run, 0 to 1, by steps or by time, whichever is further."""
-        done = self.position.step / self.train.steps
+        done = self.position.step / self.train.steps if self.train.steps else 1.0
         if self.train.minutes is not None:
             done = max(done, self.processes.agree(self.position.seconds / 60 / self.train.minutes))
         return done

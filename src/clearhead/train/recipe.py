@@ -49,7 +49,7 @@ class Train(Section):
 
     # A model folder, or a Hugging Face one, whose trained weights and tokenizer the run starts from.
     init_from: str | None = Field(None, min_length=1)
-    steps: int = Field(10_000, ge=1)  # updates of the weights
+    steps: int = Field(10_000, ge=0)  # updates of the weights; 0: only what is fitted after training
     minutes: float | None = Field(None, gt=0)  # stop after this time, too; the schedule then ends with it
     batch_tokens: int = Field(8192, ge=16)  # of one batch: all sides, pads included
     shapes: int = Field(16, ge=1)  # at most 2 × shapes distinct padded shapes of batches

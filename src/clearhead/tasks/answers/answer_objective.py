@@ -92,7 +92,9 @@ class AnswerObjective(Objective[AnswerProcessor, AnswersRecipe, PooledEncoder, A
         examples.negatives = mine_negatives(questions, answers, examples.answers.to(answers.device), count).cpu()
 
     @torch.no_grad()
-    def calibrate(self, model: PooledEncoder, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
+    def calibrate(
+        self, model: PooledEncoder, train: Sequence[Row], dev: Sequence[Row], unlabelled: Sequence[Row] = ()
+    ) -> str | None:
         """Builds the index, and chooses detector and threshold on dev.
 
         Without dev every tenth training question is used for that: the threshold is then too strict for new questions.

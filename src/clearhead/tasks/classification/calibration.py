@@ -29,6 +29,11 @@ def expected_calibration_error(confidence: Floats, right: NDArray[np.bool_]) -> 
     return float(np.abs(gap).sum() / len(confidence))
 
 
+def measure_loss(logits: Floats, labels: NDArray[np.int64]) -> float:
+    """The mean cross-entropy; labels are as those of `fit_temperature`."""
+    return (_sigmoid_loss if labels.ndim == 2 else _softmax_loss)(logits, labels)
+
+
 def fit_temperature(logits: Floats, labels: NDArray[np.int64]) -> float:
     """The temperature T at which softmax(logits / T) gives the labels the largest likelihood.
 

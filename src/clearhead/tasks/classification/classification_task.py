@@ -27,7 +27,8 @@ from clearhead.tasks.classification.classifier_answerer import (
     score_answers,
     score_labels,
 )
-from clearhead.tasks.classification.classifier_processor import ClassificationRecipe, ClassifierProcessor
+from clearhead.tasks.classification.classifier_processor import ClassificationRecipe, ClassifierProcessor, join_pair
+from clearhead.tasks.classification.linear_head import MOST_UNLABELLED, Texts, fit_linear_head
 from clearhead.tasks.losses import UNCOUNTED, masked_token_loss
 from clearhead.tasks.metrics import Curve, count_confusions, count_labels, format_label_table, trace_curve
 from clearhead.tasks.objective import Objective
@@ -70,9 +71,16 @@ class ClassifierObjective(Objective[ClassifierProcessor, ClassificationRecipe, C
         return loss
 
     @torch.no_grad()
-    def calibrate(self, model: Classifier, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
-        """Fits the temperature on dev, by which the model's scores are divided, and thresholds of several labels."""
+    def calibrate(
+        self, model: Classifier, train: Sequence[Row], dev: Sequence[Row], unlabelled: Sequence[Row] = ()
+    ) -> str | None:
+        """Fits a linear head where there is one, the temperature by which scores are divided, and thresholds.
+
+        Those of a linear head by cross-validation on train, others on dev.
+        """
         processor = self.processor
+        if self.recipe.has_linear_head(processor, len(train)):
+            return self._fit_linear_head(model, train, unlabelled)
         rows = [row for row in dev if not any(processor.check_row(row))]
         if not rows:
             return None
@@ -86,6 +94,33 @@ class ClassifierObjective(Objective[ClassifierProcessor, ClassificationRecipe, C
             shares = (logits.double() / temperature).sigmoid().numpy()
             processor.store(thresholds=choose_thresholds(shares, right))
         return None
+
+    def _fit_linear_head(self, model: Classifier, train: Sequence[Row], unlabelled: Sequence[Row]) -> str:
+        """Replaces the output layer, and adds scores of n-grams; a line about what was chosen."""
+        processor, answerer = self.processor, ClassifierAnswerer(self.processor, model)
+        chance = np.random.default_rng(self.recipe.seed)
+        sample = [unlabelled[row] for row in sorted(chance.permutation(len(unlabelled))[:MOST_UNLABELLED])]
+        inputs = [[processor.inputs.of_row(row) for row in rows] for rows in (train, sample)]
+        labelled, others = (
+            Texts(list(map(join_pair, texts)), answerer.compute_vectors(texts, ClassifierOptions().batch))
+            for texts in inputs
+        )
+        head = fit_linear_head(
+            labelled,
+            torch.tensor([processor.label_numbers(row) for row in train]),
+            others,
+            labels=len(processor.labels),
+            multi_label=self.multi_label,
+            seed=self.recipe.seed,
+        )
+        model.to_labels.weight.copy_(head.vectors.weight.T)
+        model.to_labels.bias.copy_(head.vectors.bias)
+        model.divide_scores(head.temperature)
+        if head.ngrams is not None:
+            processor.ngram_head = head.ngrams._replace(weight=head.ngrams.weight / head.temperature)
+        processor.store(temperature=head.temperature)
+        processor.chosen_settings = {**processor.chosen_settings, "head.kind": f"linear ({head.chosen})"}
+        return f"the scores come from {head.describe()}"
 
 
 def hide_tokens(

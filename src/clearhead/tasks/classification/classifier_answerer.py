@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from clearhead.errors import DataError
 from clearhead.model import Classifier
 from clearhead.tasks.answerer import Prediction, Scores, ScoringAnswerer
 from clearhead.tasks.classification.calibration import expected_calibration_error, undo_temperature
-from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, Input, list_texts
+from clearhead.tasks.classification.classifier_processor import ClassifierProcessor, Input, join_pair, list_texts
 from clearhead.tasks.losses import check_finite
 from clearhead.tasks.metrics import count_labels
 from clearhead.tasks.settings import RankedOptions, option
@@ -32,6 +32,7 @@ from clearhead.text import Row
 
 CPU_BATCH_TOKENS = 1024  # pads included: what a CPU's cache holds is computed fastest
 GPU_BATCH_TOKENS = 32_768  # on other devices, where a batch should be large
+Compute = Callable[[ClassifierProcessor, Classifier, Tensor, Tensor], Tensor]
 
 
 class ClassifierOptions(RankedOptions):
@@ -116,12 +117,26 @@ class ClassifierAnswerer(ScoringAnswerer[ClassifierProcessor, Classifier, Input,
         shares = logits.sigmoid() if self.processor.column.multi_label else logits.softmax(-1)
         return [self._make_prediction(*pair, options) for pair in zip(shares.tolist(), notes, strict=True)]
 
-    @torch.no_grad()
     def compute_logits(self, inputs: Sequence[Input], most: int) -> tuple[Tensor, list[list[str]]]:
         """Scores (inputs, labels) on the CPU, the mean over windows of long inputs; and notes on each input.
 
         At most `most` windows are computed together.
         """
+        logits, notes = self._average_windows(inputs, most, score_labels, len(self.processor.labels))
+        check_finite(logits)
+        if self.processor.ngram_head is not None:
+            logits += self.processor.ngram_head.scores([cut_text(join_pair(text))[0] for text in inputs])
+        return logits, notes
+
+    def compute_vectors(self, inputs: Sequence[Input], most: int) -> Tensor:
+        """The vectors (inputs, width) that the scores are of, the mean over windows of long inputs."""
+        return self._average_windows(inputs, most, pool_texts, self.processor.config.width)[0].float()
+
+    @torch.no_grad()
+    def _average_windows(
+        self, inputs: Sequence[Input], most: int, compute: Compute, width: int
+    ) -> tuple[Tensor, list[list[str]]]:
+        """What `compute` gives of the windows of each input, on the CPU, and notes on each input."""
         processor, model = self.processor, self.model
         tokenizer, texts = processor.tokenizer, processor.encode(inputs)
         windows = [text_windows(text.parts, processor.window, tokenizer.start, tokenizer.end) for text in texts]
@@ -129,14 +144,13 @@ class ClassifierAnswerer(ScoringAnswerer[ClassifierProcessor, Classifier, Input,
         weight = model.vocabulary.words.weight
         if not weight.requires_grad:  # in training they would have to be packed again after every step
             model = decoding_view(model)
-        logits = torch.empty(len(flat), len(processor.labels), dtype=model.to_labels.weight.dtype)
+        rows = torch.empty(len(flat), width, dtype=model.to_labels.weight.dtype)
         budget = CPU_BATCH_TOKENS if weight.is_cpu else GPU_BATCH_TOKENS
         for numbers, tokens, lengths in padded_batches(flat, tokenizer.pad, weight.device, tokens=budget, most=most):
-            logits[numbers] = score_labels(processor, model, tokens, lengths).cpu().to(logits.dtype)
-        check_finite(logits)
+            rows[numbers] = compute(processor, model, tokens, lengths).cpu().to(rows.dtype)
         if len(flat) > len(texts):
-            logits = torch.stack([part.mean(0) for part in logits.split([len(group) for group in windows])])
-        return logits, [self._make_notes(*pair) for pair in zip(texts, windows, strict=True)]
+            rows = torch.stack([part.mean(0) for part in rows.split([len(group) for group in windows])])
+        return rows, [self._make_notes(*pair) for pair in zip(texts, windows, strict=True)]
 
     def _make_notes(self, text: EncodedInput, windows: list[list[int]]) -> list[str]:
         empty = ["the text is empty"] if not any(text.parts) else []
@@ -213,10 +227,19 @@ class ClassifierTracer(TaskTracer[ClassifierAnswerer]):
 
 def score_labels(processor: ClassifierProcessor, model: Classifier, tokens: Tensor, lengths: Tensor) -> Tensor:
     """The scores (texts, labels) of a batch of padded texts."""
+    return model.label_scores(_read_texts(processor, model, tokens, lengths), lengths, tokens)
+
+
+def pool_texts(processor: ClassifierProcessor, model: Classifier, tokens: Tensor, lengths: Tensor) -> Tensor:
+    """The vectors (texts, width) of a batch of padded texts."""
+    return model.pool(_read_texts(processor, model, tokens, lengths), lengths)
+
+
+def _read_texts(processor: ClassifierProcessor, model: Classifier, tokens: Tensor, lengths: Tensor) -> Tensor:
     first = tokens.new_zeros(len(tokens), 1) if model.pooler is not None else None  # all that the pooler reads
     segments, mask = processor.mark_segments(tokens), mask_padding(tokens, lengths)
-    hidden = model(tokens, segments=segments, mask=mask, places=first)
-    return model.label_scores(hidden, lengths, tokens)
+    hidden: Tensor = model(tokens, segments=segments, mask=mask, places=first)
+    return hidden
 
 
 def score_answers(wanted: Sequence[Sequence[str]], answers: Sequence[Sequence[str]], *, multi_label: bool) -> Scores:

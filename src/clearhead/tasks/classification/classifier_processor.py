@@ -15,6 +15,7 @@ from torch import Tensor
 from clearhead.errors import DataError
 from clearhead.formatting import parse_whole_number
 from clearhead.model import Classifier, ModelConfig
+from clearhead.tasks.classification.linear_head import NgramHead
 from clearhead.tasks.losses import UNCOUNTED
 from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import (
@@ -27,7 +28,7 @@ from clearhead.tasks.processor import (
     TextExamples,
     TextInputs,
 )
-from clearhead.tasks.settings import Data, Section, TaskRecipe, Text, one_message
+from clearhead.tasks.settings import FILES, Data, Section, Source, TaskRecipe, Text, one_message
 from clearhead.tasks.text_windows import EncodedInput, encode_inputs, text_windows, window_size
 from clearhead.text import Report, Row, Tokenizer, read
 from clearhead.text.report import Flaw
@@ -37,6 +38,7 @@ UNSEEN = Flaw(
     "row with a label that is not in the training data, counted as wrong",
     "rows with a label that is not in the training data, counted as wrong",
 )
+LINEAR_ROWS = 2000  # up to which a linear head is the default
 Input = str | tuple[str, str]
 
 
@@ -46,8 +48,14 @@ class ClassificationData(Data):
     longest: int = Field(256, ge=1)
     multi_label: bool = False  # each text has any number of labels
     label_separator: str = Field(",", min_length=1)  # between them
+    # Texts without labels, one a line or in the text columns of a table: a linear head may learn from them.
+    unlabelled: Annotated[Source | list[Source] | None, one_message(FILES)] = None
     # What numbers in the label column mean, from 0: names, or a file with a name on each line.
     label_names: str | list[str] | None = None
+
+    @property
+    def unlabelled_source(self) -> Source | list[Source] | None:
+        return self.unlabelled
 
     def resolve(self, find: Callable[[str], Path]) -> ClassificationData:
         """With the names of labels read from their file."""
@@ -78,10 +86,28 @@ class ClassificationLoss(Section):
     ] = None
 
 
+class HeadSection(Section):
+    """`[head]`: what the scores of labels are computed from, and how their weights are found."""
+
+    # trained: by gradients, from the encoder's vector; linear: logistic regression over the vector and the text's
+    # n-grams, after training, as cross-validation chooses; auto: linear for up to 2,000 single texts if the run starts
+    # from trained weights.
+    kind: Literal["auto", "trained", "linear"] = "auto"
+
+
 class ClassificationRecipe(TaskRecipe):
     data: ClassificationData
     text: Text = Text()
+    head: HeadSection = HeadSection()
     loss: ClassificationLoss = ClassificationLoss()
+
+    def has_linear_head(self, processor: ClassifierProcessor, rows: int) -> bool:
+        """Whether scores are found by logistic regression after training."""
+        if self.head.kind != "auto":
+            return self.head.kind == "linear"
+        start: Any = getattr(self, "train", None)  # the trainer's section
+        trained = start is not None and start.init_from is not None
+        return trained and rows <= LINEAR_ROWS and not processor.pairs and not processor.stored.multi_label
 
     @model_validator(mode="after")
     def _check_masked(self) -> ClassificationRecipe:
@@ -168,6 +194,7 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
         self.columns = PAIRS if stored.pairs else type(self).columns
         self.inputs = PairInputs() if stored.pairs else TextInputs()
         self.metric = "macro_f1" if stored.multi_label else "accuracy"
+        self.ngram_head: NgramHead | None = None  # adds to the scores of the model
 
     @classmethod
     def read(cls, source: Files, columns: Columns = None, documents: str | None = None) -> Iterator[Row]:
@@ -246,6 +273,17 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
             return self.labels.index(labels[0]) if labels[0] in self.labels else UNCOUNTED
         return [float(label in labels) for label in self.labels]
 
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        if self.ngram_head is not None:
+            self.ngram_head.save(folder)
+
+    @classmethod
+    def load(cls, folder: Path, config: ModelConfig, settings: dict[str, Any]) -> ClassifierProcessor:
+        processor = super().load(folder, config, settings)
+        processor.ngram_head = NgramHead.load(folder, len(processor.labels))
+        return processor
+
     def encode(self, inputs: Sequence[Input]) -> list[EncodedInput]:
         """The tokens of each text, or of both texts of each pair."""
         return encode_inputs(self.tokenizer, [list_texts(text) for text in inputs], self.window)
@@ -261,6 +299,10 @@ class ClassifierProcessor(Processor[ClassificationRecipe, LabelledTexts]):
 
     def build(self) -> Classifier:
         return Classifier(self.config)
+
+
+def join_pair(texts: Input) -> str:
+    return "\n".join(list_texts(texts))
 
 
 def list_texts(texts: Input) -> tuple[str, ...]:

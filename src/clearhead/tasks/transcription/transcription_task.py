@@ -286,7 +286,9 @@ class TranscriptionObjective(Objective[TranscriptionProcessor, TranscriptionReci
     def quick_options(self) -> Mapping[str, Any]:
         return {"beams": 1, "ctc_weight": 1.0 if self.recipe.loss.ctc else 0.0}
 
-    def calibrate(self, model: SpeechModel, train: Sequence[Row], dev: Sequence[Row]) -> str | None:
+    def calibrate(
+        self, model: SpeechModel, train: Sequence[Row], dev: Sequence[Row], unlabelled: Sequence[Row] = ()
+    ) -> str | None:
         """Limits pieces to about the longest training recording, unless the recipe sets `decode.piece_seconds`."""
         processor = self.processor
         if processor.stored.piece_seconds is None:
