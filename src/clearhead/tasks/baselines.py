@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.errors import DataError, import_extra
+from clearhead.text.chinese import is_mostly_chinese
 
 WORDS, CHARACTERS = (1, 2), (1, 3)  # lengths of the n-grams
-SAMPLE_TEXTS = 2000  # from which the script is judged
-CHINESE_SHARE = 0.2  # of Chinese characters, kana and hangul from which on texts are split into characters
+MANY_TEXTS = 2000  # above which n-grams of characters must occur twice
 
 
 class TfidfBaseline:
@@ -48,7 +47,7 @@ class TfidfBaseline:
 
         self.characters = is_mostly_chinese(texts)
         if self.characters:
-            rarest = 2 if len(texts) > SAMPLE_TEXTS else 1
+            rarest = 2 if len(texts) > MANY_TEXTS else 1
             features = TfidfVectorizer(analyzer="char", ngram_range=CHARACTERS, sublinear_tf=True, min_df=rarest)
         else:
             features = TfidfVectorizer(ngram_range=WORDS, sublinear_tf=True)
@@ -77,17 +76,3 @@ class TfidfBaseline:
         """(texts, labels), in the order of `labels`."""
         shares: NDArray[np.float64] = self._pipeline.predict_proba(list(texts))
         return shares
-
-
-def is_mostly_chinese(texts: Iterable[str]) -> bool:
-    """Whether texts have few spaces to split at: a fifth of their characters is Chinese, Japanese or Korean.
-
-    >>> is_mostly_chinese(["房间很大 OK"]), is_mostly_chinese(["the word 你 is Chinese"])
-    (True, False)
-    """
-    sample = "".join(text for text in islice(texts, SAMPLE_TEXTS) if isinstance(text, str))
-    return sum(_is_chinese(letter) for letter in sample) > CHINESE_SHARE * len(sample)
-
-
-def _is_chinese(letter: str) -> bool:
-    return "\u3040" <= letter <= "\u30ff" or "\u3400" <= letter <= "\u9fff" or "\uac00" <= letter <= "\ud7a3"

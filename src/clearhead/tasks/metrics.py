@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from clearhead.errors import DataError, import_extra
 from clearhead.formatting import escape_control
-from clearhead.tasks.segmentation import are_chinese
+from clearhead.text.chinese import is_mostly_chinese
 
 ROUGE_KINDS = ("rouge1", "rouge2", "rougeL")
 Scores1d = NDArray[np.float64]
@@ -196,7 +196,7 @@ def rouge_scores(outputs: Sequence[str], references: Sequence[Sequence[str]]) ->
     if not outputs:
         raise DataError("there are no rows to score")
     rouge_scorer = import_extra("rouge_score.rouge_scorer", "ROUGE", "train", package="rouge-score")
-    chinese = are_chinese([text for texts in references for text in texts])
+    chinese = is_mostly_chinese([text for texts in references for text in texts])
     scorer = rouge_scorer.RougeScorer(
         list(ROUGE_KINDS), use_stemmer=True, tokenizer=CharacterTokenizer() if chinese else None
     )

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
-HAN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+from clearhead.text.chinese import HAN, KANA
+
+CHINESE = re.compile(f"[{HAN}{KANA}]")
 WIDE_MARK = re.compile(r"[\u3000-\u9fff\uff00-\uffef]")
 WIDE = dict(zip(",!?:;()", "，！？：；（）", strict=True))
 # Where a text may be cut, best first: after sentences, after clauses, at spaces, anywhere.
@@ -17,7 +19,6 @@ SEAMS = [
     re.compile(r""),
 ]
 ALONE = 16  # a sentence of at least this share of a part stands alone
-CHINESE_SHARE = 0.3  # of the characters of texts, above which they are Chinese
 
 
 def split_text(text: str, encode: Callable[[str], list[int]], limit: int, seams: int = 0) -> list[list[int]]:
@@ -66,7 +67,7 @@ def join_texts(texts: Sequence[str]) -> str:
     """
     out = ""
     for text in filter(None, texts):
-        dense = out and (HAN.match(text) or text[0] in "“「『（") and WIDE_MARK.match(out[-1])
+        dense = out and (CHINESE.match(text) or text[0] in "“「『（") and WIDE_MARK.match(out[-1])
         out += text if not out or dense else f" {text}"
     return out
 
@@ -114,12 +115,6 @@ def cut_repeats(
                 del out[-size:]
                 break
     return out
-
-
-def are_chinese(texts: Sequence[str]) -> bool:
-    """Whether more than 3 in 10 characters of these texts are Chinese or Japanese."""
-    text = "".join(texts)
-    return len(HAN.findall(text)) / max(1, len(text)) > CHINESE_SHARE
 
 
 def chunk_tokens(tokens: list[int], size: int) -> list[list[int]]:

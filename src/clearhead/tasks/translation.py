@@ -12,7 +12,7 @@ from pydantic import Field
 from clearhead.decode import Hypothesis
 from clearhead.tasks.answerer import Scores
 from clearhead.tasks.metrics import translation_scores
-from clearhead.tasks.segmentation import are_chinese, count_sentences, restore_full_width, split_text
+from clearhead.tasks.segmentation import count_sentences, restore_full_width, split_text
 from clearhead.tasks.sequence_to_sequence.generation import GeneratedText, ScoringGenerator
 from clearhead.tasks.sequence_to_sequence.search import Decode, SearchOptions
 from clearhead.tasks.sequence_to_sequence.text_to_text import (
@@ -27,6 +27,7 @@ from clearhead.tasks.sequence_to_sequence.text_to_text import (
 from clearhead.tasks.settings import option
 from clearhead.tasks.task import Task
 from clearhead.text import Row
+from clearhead.text.chinese import is_mostly_chinese
 
 LONGEST_LIST = 60  # characters of the lost numbers in a note
 
@@ -59,7 +60,7 @@ class TranslationProcessor(PairProcessor[TranslationRecipe]):
 
     def adapt(self, rows: Sequence[Row], recipe: TranslationRecipe) -> None:
         if self.stored.bleu_tokenizer is None:
-            chinese = are_chinese([row.values[1] for row in rows[:1000]])
+            chinese = is_mostly_chinese([row.values[1] for row in rows[:1000]])
             self.store(bleu_tokenizer="zh" if chinese else "13a")
 
 

@@ -1,10 +1,11 @@
-"""Chinese script conversion: traditional characters to simplified ones, with OpenCC; variants to usual forms."""
+"""Chinese text: recognised by its characters; traditional ones become simplified, with OpenCC, variants usual forms."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from clearhead.errors import ConfigError, import_extra
@@ -12,6 +13,10 @@ from clearhead.errors import ConfigError, import_extra
 SCRIPTS = {"simplified": "t2s"}  # OpenCC's name for the conversion
 # Radicals, compatibility ideographs and enclosed words: OpenCC does not know ⾺, whose NFKC is 馬, which becomes 马.
 COMPATIBILITY = re.compile("[\u2e80-\u2fdf\u3200-\u33ff\uf900-\ufaff\U0002f800-\U0002fa1f]+")
+HAN, KANA = r"\u3400-\u9fff\uf900-\ufaff", r"\u3040-\u30ff"
+SAMPLE_TEXTS = 2000  # from which the script is judged
+CHINESE_SHARE = 0.2  # of all characters, above which texts are Chinese or Japanese
+KANA_SHARE = 0.1  # of Chinese characters and kana, above which texts are Japanese
 
 # Variants of characters that OpenCC leaves as they are, each before its usual form; from poems of Tang and Song.
 PAIRS = (
@@ -25,6 +30,31 @@ PAIRS = (
     "甞尝隠隐"
 )
 VARIANTS = str.maketrans(PAIRS[::2], PAIRS[1::2])
+
+
+def is_mostly_chinese(texts: Iterable[str]) -> bool:
+    """Whether texts have few spaces to split at: over a fifth of their characters is Chinese or Japanese.
+
+    >>> is_mostly_chinese(["房间很大 OK"]), is_mostly_chinese(["the word 你 is Chinese"])
+    (True, False)
+    """
+    sample = "".join(text for text in islice(texts, SAMPLE_TEXTS) if isinstance(text, str))
+    return len(re.findall(f"[{HAN}{KANA}]", sample)) > CHINESE_SHARE * len(sample)
+
+
+def name_script(texts: Iterable[str]) -> str:
+    """The script of texts: "Chinese", "Latin letters" or "another script".
+
+    >>> [name_script([text]) for text in ("我爱你", "日本語です", "I love you", "Я люблю тебя")]
+    ['Chinese', 'another script', 'Latin letters', 'another script']
+    """
+    sample = "".join(islice(texts, SAMPLE_TEXTS))
+    if is_mostly_chinese([sample]):
+        kana = len(re.findall(f"[{KANA}]", sample)) / len(re.findall(f"[{HAN}{KANA}]", sample))
+        return "Chinese" if kana <= KANA_SHARE else "another script"
+    letters = [character for character in sample if character.isalpha()]
+    latin = sum(character < "\u0250" for character in letters)
+    return "Latin letters" if 2 * latin > len(letters) else "another script"
 
 
 class Converter(NamedTuple):

@@ -18,7 +18,6 @@ from clearhead.tasks.file_inputs import LoadedInput
 from clearhead.tasks.media import PictureInput
 from clearhead.tasks.metrics import translation_scores
 from clearhead.tasks.objective import Objective
-from clearhead.tasks.segmentation import are_chinese
 from clearhead.tasks.sequence_to_sequence.generation import (
     GeneratedText,
     Generation,
@@ -29,6 +28,7 @@ from clearhead.tasks.sequence_to_sequence.search import SearchOptions
 from clearhead.tasks.task import Task
 from clearhead.tasks.trace import Trace
 from clearhead.text import Row
+from clearhead.text.chinese import is_mostly_chinese
 
 PICTURES_AT_ONCE = 256  # that the baseline compares with all training pictures in one product
 
@@ -69,7 +69,7 @@ def score_captions(outputs: Sequence[str], references: Sequence[str]) -> Scores:
     >>> score_captions(["a red circle", "a cat"], ["a red circle", "a dog"])["exact"]
     50.0
     """
-    scores = translation_scores(outputs, references, tokenize="zh" if are_chinese(references) else "13a")
+    scores = translation_scores(outputs, references, tokenize="zh" if is_mostly_chinese(references) else "13a")
     right = sum(output.strip() == text.strip() for output, text in zip(outputs, references, strict=True))
     return {**scores, "exact": round(100 * right / len(references), 2)}
 
