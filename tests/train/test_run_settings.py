@@ -18,7 +18,8 @@ from clearhead.tasks.processor import RowCheck
 from clearhead.tasks.translation import TranslationAnswerer, TranslationProcessor
 from clearhead.text import Row
 from clearhead.train import finished_model, run_training
-from clearhead.train.data import fit_recipe, split_off
+from clearhead.train.data import split_off
+from clearhead.train.fit import choose_settings, fill_open
 from clearhead.train.observers import Sample
 from clearhead.train.recipe import check_recipe, read_recipe
 from tests.train.corpus import write_corpus, write_recipe
@@ -93,7 +94,9 @@ def test_a_recipe_without_a_model_gets_one_that_fits_and_goes_on_with_it(tmp_pat
     text = recipe.read_text()
     recipe.write_text(text[: text.index("[model]")] + text[text.index("[train]") :])
     out = train(recipe, tmp_path / "run")
-    assert "no [model] section: using shape = tiny, dropout = 0.2, chosen for 61 examples" in capsys.readouterr().err
+    assert "chosen for 61 examples: shape = tiny, dropout = 0.2\n" in capsys.readouterr().err
+    card = (out / "model" / "README.md").read_text(encoding="utf-8")
+    assert '| chosen from the data | model.shape = "tiny", model.dropout = 0.2 |' in card
     saved, _ = read_recipe(str(out / "recipe.toml"))
     assert saved.model == {"shape": "tiny", "dropout": 0.2}
     assert saved.train.learning_rate == 0.01, "what the recipe says stays"
@@ -113,9 +116,11 @@ def test_a_recipe_without_a_model_gets_one_that_fits_and_goes_on_with_it(tmp_pat
 )
 def test_a_model_fits_the_data_and_the_machine(rows, gpu, width, layers):
     recipe = check_recipe({"task": "translation", "data": {"train": "a.tsv"}, "train": {"warmup": 7}}, "test")
-    config = TranslationProcessor.make_config(fit_recipe(recipe, rows, gpu=gpu), vocabulary=100)
+    row = Row(("我", "I"), "a.tsv", 1)
+    fitted = fill_open(recipe, choose_settings(recipe, [row] * rows, gpu=gpu))
+    config = TranslationProcessor.make_config(fitted, vocabulary=100)
     assert (config.width, config.layers) == (width, layers)
-    assert fit_recipe(recipe, rows, gpu=gpu).train.warmup == 7
+    assert fitted.train.warmup == 7
 
 
 # What is said

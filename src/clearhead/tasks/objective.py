@@ -18,8 +18,6 @@ from clearhead.text import Row
 
 ProcessorT = TypeVar("ProcessorT", bound=Processor[Any, Any])
 ModelT = TypeVar("ModelT", bound=nn.Module)
-SMALL_CORPUS = 5_000  # rows, below which a model of width 128 is enough
-LARGE_CORPUS = 50_000  # rows, from which on a model of width 512 pays
 
 
 class Objective(ABC, Generic[ProcessorT, RecipeT, ModelT, BatchT]):
@@ -34,16 +32,6 @@ class Objective(ABC, Generic[ProcessorT, RecipeT, ModelT, BatchT]):
     def __init__(self, processor: ProcessorT, recipe: RecipeT) -> None:
         self.processor, self.recipe = processor, recipe
         self.token_loss: Callable[..., Tensor] = token_loss
-
-    @classmethod
-    def fit(cls, rows: int, *, gpu: bool) -> dict[str, dict[str, Any]]:
-        """What suits a recipe that has no [model] section: settings for this number of rows, on a GPU or a CPU."""
-        if gpu and rows >= LARGE_CORPUS:
-            return {"model": {"shape": "classic", "norm_first": True}}
-        size = {} if rows < SMALL_CORPUS else {"width": 256, "layers": 3, "feedforward": 1024}
-        model = {"shape": "tiny", **size, "dropout": 0.1 if rows >= LARGE_CORPUS else 0.2}
-        train = {"learning_rate": 1e-3, "warmup": 400, "evaluate_every": 500}
-        return {"model": model, "train": train if gpu else {**train, "batch_tokens": 2048}}
 
     @abstractmethod
     def loss(self, model: ModelT, batch: BatchT) -> Float[Tensor, ""]:

@@ -20,6 +20,7 @@ from clearhead.text import Tokenizer
 Source = str | dict[str, str]  # one file, or one file for each column
 Share = Annotated[float, Field(gt=0, lt=1)]
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
+LARGEST_VOCABULARY = 8000  # unless a recipe names its size
 COMMANDS = ("predict", "evaluate", "look")  # that have options of tasks; figures has those of look
 
 
@@ -92,8 +93,8 @@ class Data(Section):
 class Text(Section):
     """`[text]`: how text becomes tokens."""
 
-    tokenizer: Literal["bpe", "unigram", "character"] = "bpe"
-    vocabulary: int = Field(8000, ge=300)
+    tokenizer: Literal["auto", "bpe", "unigram", "character"] = "auto"  # "auto": the data choose, see train/fit.py
+    vocabulary: int | None = Field(None, ge=300)  # None: what is seen often enough in the data
     script: Literal["simplified"] | None = None  # traditional Chinese characters become these
     lowercase: bool = False
     pieces: list[str] = []  # texts that are one token wherever they are written, such as #Person1#
@@ -106,8 +107,8 @@ class Text(Section):
         """A tokenizer for these texts, with another size of vocabulary or a mask token if that is wanted."""
         return Tokenizer.train(
             texts,
-            kind=self.tokenizer,
-            vocabulary=vocabulary or self.vocabulary,
+            kind="bpe" if self.tokenizer == "auto" else self.tokenizer,
+            vocabulary=vocabulary or self.vocabulary or LARGEST_VOCABULARY,
             script=self.script,
             lowercase=self.lowercase,
             exact=self.keeps_layout,
@@ -129,6 +130,7 @@ class TaskRecipe(Section):
     licence: str = ""
     seed: int = Field(1, ge=0, lt=2**63)
     data: Data
+    text: Text = Text()
     model: dict[str, Any] = {}  # shape = "classic", and changes to it; empty: what fits the machine and the data
 
     @property

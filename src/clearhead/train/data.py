@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,17 +20,19 @@ from clearhead.tasks.pretrained import Pretrained
 from clearhead.tasks.processor import AnyProcessor, Examples, compare_sizes
 from clearhead.tasks.settings import Source
 from clearhead.text import Report, Row
+from clearhead.text.chinese import name_script
 from clearhead.text.documents import COLUMN, is_plain_text, read_documents, split_document
 from clearhead.text.report import SHOWN
+from clearhead.train.fit import READING, choose_length, choose_settings, choose_start, fill_open, list_texts
 from clearhead.train.processes import Processes
-from clearhead.train.recipe import Recipe, find_position_problem, resolve_path, resolve_sources
+from clearhead.train.recipe import SCRATCH, Recipe, find_position_problem, resolve_path, resolve_sources
 from clearhead.train.starting_weights import check_base, read_pretrained
 
 
 class TrainingData(NamedTuple):
     """The recipe, the task and the examples of a run."""
 
-    recipe: Recipe  # with the chosen model, if it had no [model] section
+    recipe: Recipe  # with all that was chosen
     task: Task
     objective: AnyObjective
     examples: Examples[Any]
@@ -38,7 +41,8 @@ class TrainingData(NamedTuple):
     unlabelled: Sequence[Row] = ()  # without answers
     report: str = ""  # which rows were dropped
     start: Pretrained | None = None  # trained weights to start from
-    fitted: bool = False  # whether the model was chosen
+    script: str = ""  # of texts that are only read
+    chosen: Mapping[str, Any] = MappingProxyType({})  # what the recipe left open, by keys such as train.steps
 
     @property
     def processor(self) -> AnyProcessor:
@@ -70,14 +74,10 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
     unlabelled = list(chain(*_open_unlabelled(recipe, base)))
     rows, dev_rows = _split_rows(recipe, files[0])
     dev_rows, test = dev_rows or list(chain(*files[1])), list(chain(*files[2]))
-    start, begun = None, (where / "checkpoints").is_dir()
-    # A checkpoint has all weights, except those that adapters leave as they are.
-    if recipe.train.init_from is not None and (recipe.train.lora_rank or not begun):
-        start = read_pretrained(recipe.train.init_from, base)
-        if begun:
-            check_base(where, start)
-    fitted = not recipe.model and recipe.train.init_from is None and not (where / "task").is_dir()
-    recipe = fit_recipe(recipe, len(rows), gpu=processes.device.type == "cuda") if fitted else recipe
+    asked, (chosen, start, lines) = recipe, read_start(where, recipe, rows, base)
+    recipe = fill_open(asked, chosen)
+    chosen |= choose_settings(recipe, rows, gpu=processes.device.type == "cuda")
+    recipe = fill_open(asked, chosen)
     complete = recipe.model_copy(update={"data": data.resolve(lambda name: resolve_path(name, base))})
     processor = _prepare_processor(where / "task", rows, complete, start, processes)
     if start is not None and (problem := find_position_problem(recipe, processor.config)):
@@ -88,15 +88,18 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
         raise DataError(f"data.test has no row that can be scored; {test[0].where} is {problems[0]}")
     report = Report()
     examples, dev = processor.examples(rows, report, recipe), None
-    lines = [f"train: {report}", *_describe_contradictions(recipe.kind, processor, examples.rows)]
+    lines += [f"train: {report}", *_describe_contradictions(recipe.kind, processor, examples.rows)]
     if data.dev is not None:
         report = Report()
         dev = processor.examples(dev_rows, report)
         repeated = find_repeated(processor, examples.rows, dev.rows)
         lines += [f"dev: {report}", *_describe_repeated(repeated, len(dev.rows))]
+    chosen |= choose_length(asked, recipe.train, examples.lengths, processes=processes.count)
+    recipe, complete = fill_open(asked, chosen), fill_open(asked, chosen).model_copy(update={"data": complete.data})
     objective = recipe.kind.objective(processor, complete)
+    script = name_script(list_texts(recipe, rows)) if recipe.task in READING else ""
     shown = "\n".join(lines)
-    return TrainingData(recipe, recipe.kind, objective, examples, dev, test, unlabelled, shown, start, fitted)
+    return TrainingData(recipe, recipe.kind, objective, examples, dev, test, unlabelled, shown, start, script)
 
 
 def read_training_rows(recipe: Recipe, base: Path) -> list[Row]:
@@ -123,15 +126,26 @@ def find_contradictions(
     return [group for group in same.values() if len(group) > 1 and contradict(processor, group)]
 
 
-def fit_recipe(recipe: Recipe, rows: int, *, gpu: bool) -> Recipe:
-    """A recipe without a [model] section, with a model that suits the data and the machine.
-
-    Keys that are set in its [train] section stay as they are.
-    """
-    settings = recipe.kind.objective.fit(rows, gpu=gpu)
-    named = recipe.train.model_fields_set
-    train = {key: value for key, value in settings.get("train", {}).items() if key not in named}
-    return recipe.model_copy(update={"model": settings["model"], "train": recipe.train.model_copy(update=train)})
+def read_start(
+    where: Path, recipe: Recipe, rows: Sequence[Row], base: Path
+) -> tuple[dict[str, Any], Pretrained | None, list[str]]:
+    """The weights that a run starts from; `train.init_from` if it was chosen; a line if the choice cannot be had."""
+    if (choice := choose_start(recipe, rows)) is not None:
+        name, problem = choice
+        start: Pretrained | None = None if problem or name == SCRATCH else read_pretrained(name, base)
+        if start is not None and find_position_problem(recipe, start.config):
+            problem = f"reads at most {start.config.max_length} tokens, and data.longest is {recipe.data.longest}"
+            start = None
+        lines = [f"training from scratch: {name}, the encoder for these texts, {problem}"] if problem else []
+        return {"train.init_from": SCRATCH if problem else name}, start, lines
+    begun = (where / "checkpoints").is_dir()
+    # A checkpoint has all weights, except those that adapters leave as they are.
+    if recipe.train.start_name is None or (begun and not recipe.train.lora_rank):
+        return {}, None, []
+    start = read_pretrained(recipe.train.start_name, base)
+    if begun:
+        check_base(where, start)
+    return {}, start, []
 
 
 def _split_rows(recipe: Recipe, files: Sequence[Iterator[Row]]) -> tuple[list[Row], list[Row]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -257,7 +258,8 @@ def model_card(name: str, data: TrainingData, model: nn.Module, metrics: dict[st
     files = recipe.data.train if isinstance(recipe.data.train, list) else [recipe.data.train]
     sources = [" + ".join(source.values()) if isinstance(source, dict) else source for source in files]
     layers = " + ".join(str(len(stack.layers)) for stack in model.modules() if isinstance(stack, Stack))
-    settings = ", ".join(f'{key} = "{value}"' for key, value in data.processor.chosen_settings.items())
+    chosen = {**data.chosen, **data.processor.chosen_settings}
+    settings = ", ".join(f"{key} = {json.dumps(value)}" for key, value in chosen.items())
     lines = [
         f"# {name}",
         "",
@@ -271,7 +273,7 @@ def model_card(name: str, data: TrainingData, model: nn.Module, metrics: dict[st
         f"| data | {', '.join(sources)}: {format_count(metrics['examples'], 'example')} |",
         f"| trained | {format_count(metrics['step'], 'step')}, seed {recipe.seed}, "
         f"{datetime.date.today().isoformat()} |",
-        *([f"| started from | {Path(recipe.train.init_from).name} |"] if recipe.train.init_from else []),
+        *([f"| started from | {Path(recipe.train.start_name).name} |"] if recipe.train.start_name else []),
         *([f"| adapter | LoRA of rank {recipe.train.lora_rank} |"] if recipe.train.lora_rank else []),
         *([f"| chosen from the data | {settings} |"] if settings else []),
         f"| licence | {recipe.licence or 'not stated: the data decides'} |",

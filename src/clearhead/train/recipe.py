@@ -37,17 +37,18 @@ CHANGEABLE = {
     *("keep", "weights", "tensorboard"),
 }
 
-# Defaults of [train] for a run that starts from trained weights.
-FINE_TUNING = {"learning_rate": 1e-4, "warmup": 100, "schedule": "linear", "steps": 2000}
-LORA = {"learning_rate": 1e-3}  # for a run that trains adapters: they start at zero, and need a higher rate
+SCRATCH = "none"  # as train.init_from: random weights
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Train(Section):
-    """`[train]` of a recipe: optimization, evaluation, checkpoints and logs."""
+    """`[train]` of a recipe: optimization, evaluation, checkpoints and logs.
 
-    # A model folder, or a Hugging Face one, whose trained weights and tokenizer the run starts from.
+    Where the recipe leaves out a key that fit.OPEN names, the data choose it when a run begins.
+    """
+
+    # Whose trained weights and tokenizer the run starts from: a model folder, a Hugging Face one, "minilm", "none", …
     init_from: str | None = Field(None, min_length=1)
     steps: int = Field(10_000, ge=0)  # updates of the weights; 0: only what is fitted after training
     minutes: float | None = Field(None, gt=0)  # stop after this time, too; the schedule then ends with it
@@ -85,6 +86,11 @@ class Train(Section):
     heads_every: int | None = Field(None, ge=0)
     tensorboard: bool = True
 
+    @property
+    def start_name(self) -> str | None:
+        """The trained weights that the run starts from, as far as the recipe says; None: random ones."""
+        return None if self.init_from == SCRATCH else self.init_from
+
 
 class Recipe(TaskRecipe):
     """A whole recipe; `recipe_class` adds the sections of a task."""
@@ -103,7 +109,7 @@ class Recipe(TaskRecipe):
         if self.train.metric is not None and self.train.metric not in metrics:
             hint = suggest_name(self.train.metric, metrics)
             raise ValueError(f"train.metric: {self.train.metric!r} is not known; {hint}")
-        if self.train.lora_rank and self.train.init_from is None:
+        if self.train.lora_rank and self.train.start_name is None:
             raise ValueError("train.lora_rank: adapters are for trained weights; name their folder in train.init_from")
         if self.train.lora_rank and self.train.shard:
             raise ValueError("train.lora_rank: adapters are small and cannot be sharded; leave train.shard out")
@@ -115,7 +121,7 @@ class Recipe(TaskRecipe):
         for key, remedy in DECIDED.items():
             if key in self.model:
                 raise ValueError(f"model.{key}: {remedy}")
-        if self.train.init_from is not None and "shape" in self.model:
+        if self.train.start_name is not None and "shape" in self.model:
             raise ValueError(
                 "model.shape: the weights in train.init_from decide that; leave it out (--set model={} empties [model])"
             )
@@ -123,7 +129,7 @@ class Recipe(TaskRecipe):
             config = self.kind.processor.make_config(self, **self.kind.processor.placeholder_sizes)
         except (ConfigError, TypeError) as error:
             raise ValueError(f"model: {error}") from None
-        if self.train.init_from is None and (problem := find_position_problem(self, config)):
+        if self.train.start_name is None and (problem := find_position_problem(self, config)):
             raise ValueError(problem)
 
 
@@ -138,7 +144,7 @@ def find_position_problem(recipe: Recipe, config: ModelConfig) -> str | None:
     needed = recipe.data.longest + recipe.kind.processor.added_tokens
     if config.positions != "learned" or config.max_length >= needed:
         return None
-    remedy = f"make it at least {needed}" if recipe.train.init_from is None else "make data.longest smaller"
+    remedy = f"make it at least {needed}" if recipe.train.start_name is None else "make data.longest smaller"
     return (
         f"model.max_length: {config.max_length} learned positions are too few for data.longest = "
         f"{recipe.data.longest} with start and end; {remedy}"
@@ -179,9 +185,6 @@ def check_recipe(values: dict[str, Any], source: str) -> Recipe:
     if name is not None and (not isinstance(name, str) or name not in TASKS):
         raise ConfigError(f"{source}: task: {name!r} is not known; {suggest_name(name, TASKS)}")
     kind = Recipe if name is None else recipe_class(TASKS[name].recipe)
-    train = values.get("train")
-    if isinstance(train, dict) and train.get("init_from") is not None:
-        values = {**values, "train": {**FINE_TUNING, **(LORA if train.get("lora_rank") else {}), **train}}
     return validate(kind, values, source)
 
 

@@ -34,6 +34,7 @@ from clearhead.storage import (
     verify_checksums,
 )
 from clearhead.tasks.settings import Section
+from clearhead.train.fit import fill_from
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import CHANGEABLE, Recipe, check_recipe, to_toml
 
@@ -43,6 +44,7 @@ FILES = {
     *("recipe.toml", "report.txt", "start.json", "metrics.jsonl", "speed.jsonl", "loss.png", "tensorboard"),
     *("heads.jsonl", "heads.png", "roles.png", "task", "checkpoints", "model", "samples"),
 }
+BEGUN = {"checkpoints", "model"}  # a folder with one of these has a run that took its first steps
 
 
 @contextmanager
@@ -62,7 +64,7 @@ def begin_run(where: Path, recipe: Recipe, held: ExitStack, *, resume: bool, ove
         )
     where.mkdir(parents=True, exist_ok=True)
     _lock(where, held)
-    begun = "checkpoints" in inside or "model" in inside  # else it ended before its first checkpoint
+    begun = not BEGUN.isdisjoint(inside)  # else it ended before its first checkpoint
     aside = None
     if begun and resume:
         _refuse_changes(saved, recipe)
@@ -97,14 +99,9 @@ def save_recipe(where: Path, recipe: Recipe) -> None:
 
 
 def fill_from_saved(where: Path, recipe: Recipe) -> Recipe:
-    """Fills a recipe without a [model] section with what was chosen for it when the run was started."""
-    saved = where / "recipe.toml"
-    if recipe.model or not saved.is_file():
-        return recipe
-    before = _read_saved(saved)
-    fitted = recipe.kind.objective.fit(0, gpu=False).get("train", {})
-    train = {key: getattr(before.train, key) for key in fitted if key not in recipe.train.model_fields_set}
-    return recipe.model_copy(update={"model": before.model, "train": recipe.train.model_copy(update=train)})
+    """Fills what a recipe leaves open with what was chosen for it when the run was started."""
+    saved, begun = where / "recipe.toml", any((where / name).exists() for name in BEGUN)
+    return fill_from(recipe, _read_saved(saved)) if begun and saved.is_file() else recipe
 
 
 def _list_folder(where: Path, resume: bool) -> list[str]:

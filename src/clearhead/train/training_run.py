@@ -20,6 +20,7 @@ from clearhead.tasks.pretrained import Transfer
 from clearhead.tasks.processor import AnyProcessor
 from clearhead.train.data import TrainingData, prepare_data
 from clearhead.train.finished_model import print_chosen, write_finished_model
+from clearhead.train.fit import describe_chosen, list_chosen
 from clearhead.train.head_monitor import HeadLog
 from clearhead.train.loop import Trainer
 from clearhead.train.observers import LossPlot, MetricsLog, Observer, ProgressReport, TensorBoardLog
@@ -52,11 +53,12 @@ def run_training(
     where = where.resolve() if where.is_symlink() else where
     with join_processes(device) as processes, ExitStack() as held:
         resolve_precision(wanted.train.precision, processes.device)
-        wanted = fill_from_saved(where, wanted) if resume else wanted
+        asked, wanted = wanted, fill_from_saved(where, wanted) if resume else wanted
         begin = begin_run(where, wanted, held, resume=resume, overwrite=overwrite)
         with begin if processes.first else nullcontext():
             processes.wait()
             data = prepare_data(where, wanted, base, processes)
+            data = data._replace(chosen=list_chosen(asked, data.recipe))
             trainer, transfer = _make_trainer(where, data, processes)
             steps = trainer.checkpoints.steps()
             if resume and steps:
@@ -91,7 +93,7 @@ def _make_trainer(where: Path, data: TrainingData, processes: Processes) -> tupl
     if data.start is not None:
         transfer = start_model(model, data.start, processor.labels, train)
         new = list(transfer.new)
-    elif train.init_from is not None:
+    elif train.start_name is not None:
         new = read_new(where)
     return Trainer(data, model, checkpoints, processes, new=new), transfer
 
@@ -191,11 +193,11 @@ def _handle_signals(trainer: Trainer) -> Iterator[None]:
 
 def _print_summary(where: Path, trainer: Trainer) -> None:
     """Prints what is about to be trained, and warns about recipe settings that are probably mistakes."""
-    data, recipe, train = trainer.data, trainer.data.recipe, trainer.train
+    data, train = trainer.data, trainer.train
     print_message(data.report)
-    if data.fitted:
-        settings = ", ".join(f"{key} = {value}" for key, value in recipe.model.items())
-        print_message(f"no [model] section: using {settings}, chosen for {format_count(len(data.examples), 'example')}")
+    rows = format_count(len(data.examples), "example") + (f" in {data.script}" if data.script else "")
+    for line in describe_chosen(data.chosen, rows):
+        print_message(line)
     print_chosen(data.processor.chosen_settings)
     if trainer.dev is None and (train.patience is not None or train.metric not in (None, "loss")):
         print_message("train.patience and train.metric do nothing without data.dev: the last weights are kept")

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from clearhead.tasks.answerer import Prediction
 from clearhead.tasks.answers.out_of_scope import Calibration
-from clearhead.tasks.settings import Options, Section, TaskRecipe, Text, option
+from clearhead.tasks.settings import Options, Section, TaskRecipe, option
 
 UNKNOWN = "I don't know"
 SHOWN_ANSWERS = 5  # in JSON unless --best says otherwise
@@ -40,7 +40,6 @@ class AnswersSection(Section):
 
 
 class AnswersRecipe(TaskRecipe):
-    text: Text = Text()
     loss: AnswersLoss = AnswersLoss()
     answers: AnswersSection = AnswersSection()
 

@@ -28,7 +28,7 @@ from clearhead.tasks.processor import (
     TextExamples,
     TextInputs,
 )
-from clearhead.tasks.settings import FILES, Data, Section, Source, TaskRecipe, Text, one_message
+from clearhead.tasks.settings import FILES, Data, Section, Source, TaskRecipe, one_message
 from clearhead.tasks.text_windows import EncodedInput, encode_inputs, text_windows, window_size
 from clearhead.text import Report, Row, Tokenizer, read
 from clearhead.text.report import Flaw
@@ -97,7 +97,6 @@ class HeadSection(Section):
 
 class ClassificationRecipe(TaskRecipe):
     data: ClassificationData
-    text: Text = Text()
     head: HeadSection = HeadSection()
     loss: ClassificationLoss = ClassificationLoss()
 

@@ -200,13 +200,6 @@ class LanguageTracer(TaskTracer[LanguageAnswerer], ContinuableTracer):
 class LanguageObjective(Objective[LanguageProcessor, LanguageModelRecipe, Decoder, PackedRows]):
     fixed_shapes = True
 
-    @classmethod
-    def fit(cls, rows: int, *, gpu: bool) -> dict[str, dict[str, Any]]:
-        small = {"width": 128, "heads": 4, "kv_heads": 4, "layers": 4, "feedforward": 352, "dropout": 0.0}
-        large = {"width": 384, "heads": 6, "kv_heads": 6, "layers": 6, "feedforward": 1024, "dropout": 0.2}
-        train = {"learning_rate": 1e-3, "warmup": 100, "schedule": "cosine", "evaluate_every": 250}
-        return {"model": {"shape": "modern", **(large if gpu else small)}, "train": train}
-
     def loss(self, model: Decoder, batch: PackedRows) -> Float[Tensor, ""]:
         mask = positions = None
         if batch.documents.shape[1]:  # rows with several documents, which must not see each other

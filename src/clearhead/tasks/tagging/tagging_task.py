@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from clearhead.tasks.answerer import Baseline
 from clearhead.tasks.losses import UNCOUNTED, masked_token_loss
-from clearhead.tasks.objective import SMALL_CORPUS, Objective
+from clearhead.tasks.objective import Objective
 from clearhead.tasks.tagging.linear_chain import IMPOSSIBLE, Steps, log_partition, sequence_scores
 from clearhead.tasks.tagging.schemes import OUTSIDE, Span, read_tags
 from clearhead.tasks.tagging.sentences import Sentence
@@ -29,17 +28,6 @@ class TaggingObjective(Objective[TaggingProcessor, TaggingRecipe, Tagger, Tagged
     def __init__(self, processor: TaggingProcessor, recipe: TaggingRecipe) -> None:
         super().__init__(processor, recipe)
         self._legal: Steps | None = None  # on the device of the loss: CUDA graphs record no copies to it
-
-    @classmethod
-    def fit(cls, rows: int, *, gpu: bool) -> dict[str, dict[str, Any]]:
-        sections = super().fit(rows, gpu=gpu)
-        if "train" not in sections:  # a large model on a GPU
-            return sections
-        sections["model"] |= {"positions": "rotary", "scale_embeddings": False, "dropout": 0.3}
-        steps = 1000 if rows < SMALL_CORPUS else 4000
-        sections["train"] |= {"learning_rate": 2e-3, "warmup": 100, "schedule": "linear"}
-        sections["train"] |= {"steps": steps, "evaluate_every": steps // 10}
-        return sections
 
     def loss(self, model: Tagger, batch: TaggedWords) -> Float[Tensor, ""]:
         share = self.recipe.text.unknown if model.training else 0.0

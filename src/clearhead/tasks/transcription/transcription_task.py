@@ -256,11 +256,6 @@ class TranscriptionTracer(GenerationTracer[TranscriptionAnswerer, Any, Stretch])
 
 
 class TranscriptionObjective(Objective[TranscriptionProcessor, TranscriptionRecipe, SpeechModel, SpokenTexts]):
-    @classmethod
-    def fit(cls, rows: int, *, gpu: bool) -> dict[str, dict[str, Any]]:
-        settings = super().fit(rows, gpu=gpu)
-        return {**settings, "train": {**settings.get("train", {}), "batch_tokens": 40_000 if gpu else 8192}}
-
     def loss(self, model: SpeechModel, batch: SpokenTexts) -> Float[Tensor, ""]:
         settings = self.recipe.loss
         augmentation = self.recipe.augmentation if model.training else None
