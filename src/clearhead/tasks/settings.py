@@ -133,6 +133,10 @@ class TaskRecipe(Section):
     text: Text = Text()
     model: dict[str, Any] = {}  # shape = "classic", and changes to it; empty: what fits the machine and the data
 
+    def needs_steps(self, processor: Any, rows: int) -> bool:
+        """Whether a model for so many rows is worth training by gradients; else all is fitted in one go."""
+        return True
+
     @property
     def variant(self) -> str | None:
         """The variant of the task that the recipe asks for, where there are several."""

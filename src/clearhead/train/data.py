@@ -23,7 +23,15 @@ from clearhead.text import Report, Row
 from clearhead.text.chinese import name_script
 from clearhead.text.documents import COLUMN, is_plain_text, read_documents, split_document
 from clearhead.text.report import SHOWN
-from clearhead.train.fit import READING, choose_length, choose_settings, choose_start, fill_open, list_texts
+from clearhead.train.fit import (
+    OPTIMISATION,
+    READING,
+    choose_length,
+    choose_settings,
+    choose_start,
+    fill_open,
+    list_texts,
+)
 from clearhead.train.processes import Processes
 from clearhead.train.recipe import SCRATCH, Recipe, find_position_problem, resolve_path, resolve_sources
 from clearhead.train.starting_weights import check_base, read_pretrained
@@ -94,7 +102,9 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
         dev = processor.examples(dev_rows, report)
         repeated = find_repeated(processor, examples.rows, dev.rows)
         lines += [f"dev: {report}", *_describe_repeated(repeated, len(dev.rows))]
-    chosen |= choose_length(asked, recipe.train, examples.lengths, processes=processes.count)
+    needs_steps = recipe.needs_steps(processor, len(examples))
+    chosen = chosen if needs_steps else {key: value for key, value in chosen.items() if key not in OPTIMISATION}
+    chosen |= choose_length(asked, recipe.train, examples.lengths, processes=processes.count, needs_steps=needs_steps)
     recipe, complete = fill_open(asked, chosen), fill_open(asked, chosen).model_copy(update={"data": complete.data})
     objective = recipe.kind.objective(processor, complete)
     script = name_script(list_texts(recipe, rows)) if recipe.task in READING else ""

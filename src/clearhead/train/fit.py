@@ -31,6 +31,7 @@ OPEN = {
         *("init_from", "steps", "batch_tokens", "learning_rate", "warmup", "schedule", "evaluate_every", "patience"),
     ),
 }
+OPTIMISATION = ("train.learning_rate", "train.warmup", "train.schedule")  # of no use in a run without steps
 READING = ("classification", "answers", "tagging")  # tasks that read texts and write none
 ENCODERS = {"Chinese": CHINESE, "Latin letters": MINILM}  # what these start from, by the script of their texts
 
@@ -177,7 +178,9 @@ def list_texts(recipe: Recipe, rows: Sequence[Row]) -> Iterator[str]:
     return chain.from_iterable(row.values[first:last] for row in rows)
 
 
-def choose_length(asked: Recipe, train: Train, lengths: Whole, *, processes: int) -> dict[str, Any]:
+def choose_length(
+    asked: Recipe, train: Train, lengths: Whole, *, processes: int, needs_steps: bool = True
+) -> dict[str, Any]:
     """How long a run is and what depends on that; nothing if the recipe that was asked for sets its length.
 
     `train` is its [train] section with the other choices, `lengths` are those of its examples: (examples, sides).
@@ -185,6 +188,8 @@ def choose_length(asked: Recipe, train: Train, lengths: Whole, *, processes: int
     named, trained = asked.train.model_fields_set, train.start_name is not None
     if {"steps", "minutes"} & named:
         return {}
+    if not needs_steps:
+        return {"train.steps": 0}
     batch = train.batch_tokens
     if asked.task in READING and "batch_tokens" not in named:
         longest, part = int(lengths.sum(1).max()), int(lengths.sum()) // EPOCH_BATCHES

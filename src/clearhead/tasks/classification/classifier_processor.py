@@ -104,9 +104,12 @@ class ClassificationRecipe(TaskRecipe):
         """Whether scores are found by logistic regression after training."""
         if self.head.kind != "auto":
             return self.head.kind == "linear"
-        start: Any = getattr(self, "train", None)  # the trainer's section
-        trained = start is not None and start.init_from is not None
+        trainer: Any = getattr(self, "train", None)  # its section
+        trained = trainer is not None and trainer.start_name is not None
         return trained and rows <= LINEAR_ROWS and not processor.pairs and not processor.stored.multi_label
+
+    def needs_steps(self, processor: Any, rows: int) -> bool:
+        return not self.has_linear_head(processor, rows)
 
     @model_validator(mode="after")
     def _check_masked(self) -> ClassificationRecipe:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from clearhead.errors import CheckpointError, DataError
 from clearhead.storage import check_format, read_json
-from clearhead.tasks.baselines import is_mostly_chinese
+from clearhead.text.chinese import is_mostly_chinese
 
 FORMAT, FILE = 1, "ngrams.json"
 WORD, SPACES = re.compile(r"\b\w\w+\b"), re.compile(r"\s\s+")  # as scikit-learn has them
