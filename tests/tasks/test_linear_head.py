@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ import torch
 
 import clearhead
 from clearhead.cli import main
-from clearhead.errors import CheckpointError
+from clearhead.errors import CheckpointError, ConfigError
+from clearhead.tasks.classification.classifier_processor import ClassifierSettings
 from clearhead.tasks.classification.linear_head import NgramHead, Texts, fit_linear_head, join_columns
 from clearhead.tasks.lexical.ngrams import NgramFeatures
 from clearhead.train import run_training
+from clearhead.train.recipe import read_recipe
 
 WORDS = {0: ["sunny", "warm", "mild"], 1: ["rainy", "cold", "windy"]}
 
@@ -131,6 +134,34 @@ def test_the_folder_gives_the_probabilities_of_its_run_without_scikit_learn(run,
         scores = predictor.predict("这个鼠标非常满意").scores
         predictor.processor.ngram_head = None
         assert predictor.predict("这个鼠标非常满意").scores != scores
+
+
+@pytest.mark.parametrize(
+    ("changes", "linear"),
+    [
+        ([], True),
+        (["train.steps=9"], False),
+        (["train.minutes=1"], False),
+        (["head.kind=trained"], False),
+        (["train.init_from=none"], False),
+        (["train.init_from=none", "head.kind=linear"], True),
+        (["train.lora_rank=2"], False),
+    ],
+)
+def test_gradients_are_used_where_they_are_asked_for(tmp_path, changes, linear):
+    (tmp_path / "few.toml").write_text(RECIPE.replace("steps = 0\n", ""), encoding="utf-8")
+    recipe, _ = read_recipe(str(tmp_path / "few.toml"), changes)
+    stored = ClassifierSettings(labels=["0", "1"], thresholds=[0.5, 0.5])
+    processor = SimpleNamespace(pairs=False, stored=stored)
+    assert recipe.has_linear_head(processor, 2000) is linear
+    assert recipe.needs_steps(processor, 2000) is not linear
+    assert recipe.has_linear_head(processor, 2001) is (recipe.head.kind == "linear")
+
+
+def test_a_linear_head_refuses_steps(tmp_path):
+    (tmp_path / "few.toml").write_text(RECIPE.replace("steps = 0", "steps = 5"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="leaves the encoder as it is: omit"):
+        read_recipe(str(tmp_path / "few.toml"), ["head.kind=linear"])
 
 
 def test_a_finished_run_without_steps_is_resumed_as_it_is(run, capsys):

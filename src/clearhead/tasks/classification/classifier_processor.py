@@ -90,8 +90,8 @@ class HeadSection(Section):
     """`[head]`: what the scores of labels are computed from, and how their weights are found."""
 
     # trained: by gradients, from the encoder's vector; linear: logistic regression over the vector and the text's
-    # n-grams, after training, as cross-validation chooses; auto: linear for up to 2,000 single texts if the run starts
-    # from trained weights.
+    # n-grams, as cross-validation chooses, with the encoder as it is; auto: linear for up to 2,000 single texts if the
+    # run starts from trained weights and sets no steps.
     kind: Literal["auto", "trained", "linear"] = "auto"
 
 
@@ -101,15 +101,28 @@ class ClassificationRecipe(TaskRecipe):
     loss: ClassificationLoss = ClassificationLoss()
 
     def has_linear_head(self, processor: ClassifierProcessor, rows: int) -> bool:
-        """Whether scores are found by logistic regression after training."""
-        if self.head.kind != "auto":
-            return self.head.kind == "linear"
+        """Whether scores are found by logistic regression, and not by gradients."""
         trainer: Any = getattr(self, "train", None)  # its section
-        trained = trainer is not None and trainer.start_name is not None
-        return trained and rows <= LINEAR_ROWS and not processor.pairs and not processor.stored.multi_label
+        if self.head.kind != "auto" or trainer is None:
+            return self.head.kind == "linear"
+        few = rows <= LINEAR_ROWS and not processor.pairs and not processor.stored.multi_label
+        return few and trainer.start_name is not None and not trainer.lora_rank and not self._wants_steps()
+
+    def _wants_steps(self) -> bool:
+        trainer: Any = getattr(self, "train", None)
+        return trainer is not None and bool({"steps", "minutes"} & trainer.model_fields_set) and trainer.steps > 0
 
     def needs_steps(self, processor: Any, rows: int) -> bool:
         return not self.has_linear_head(processor, rows)
+
+    @model_validator(mode="after")
+    def _check_linear(self) -> ClassificationRecipe:
+        # Vectors that were trained on the same rows would look better in cross-validation than they are.
+        if self.head.kind == "linear" and self._wants_steps():
+            raise ValueError(
+                'head.kind = "linear" leaves the encoder as it is: leave train.steps and train.minutes out'
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_masked(self) -> ClassificationRecipe:
