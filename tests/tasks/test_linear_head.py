@@ -160,7 +160,7 @@ def test_gradients_are_used_where_they_are_asked_for(tmp_path, changes, linear):
 
 def test_a_linear_head_refuses_steps(tmp_path):
     (tmp_path / "few.toml").write_text(RECIPE.replace("steps = 0", "steps = 5"), encoding="utf-8")
-    with pytest.raises(ConfigError, match="leaves the encoder as it is: omit"):
+    with pytest.raises(ConfigError, match="leaves the encoder as it is: leave"):
         read_recipe(str(tmp_path / "few.toml"), ["head.kind=linear"])
 
 
