@@ -164,6 +164,11 @@ def test_a_linear_head_refuses_steps(tmp_path):
         read_recipe(str(tmp_path / "few.toml"), ["head.kind=linear"])
 
 
+def test_a_run_without_steps_that_needs_them_is_refused(run, tmp_path):
+    with pytest.raises(ConfigError, match=r"steps = 0, but this model learns by gradients: set at least 1"):
+        run_training(str(run.parent / "few.toml"), out=tmp_path / "run", overrides=["head.kind=trained"])
+
+
 def test_a_finished_run_without_steps_is_resumed_as_it_is(run, capsys):
     before = (run / "model" / "model.safetensors").read_bytes()
     assert main(["train", str(run.parent / "few.toml"), "--out", str(run), "--resume", "--device", "cpu"]) == 0

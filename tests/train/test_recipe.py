@@ -39,7 +39,7 @@ def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path):
         ("train.step=7", "train.step: 'step' is not known; did you mean 'steps'?"),
         ("trian.steps=7", "trian: 'trian' is not known; did you mean 'train'?"),
         ("train.steps=many", "train.steps: should be a valid integer.*got 'many'"),
-        ("train.steps=0", "train.steps: should be greater than or equal to 1, got 0"),
+        ("train.steps=-1", "train.steps: should be greater than or equal to 0, got -1"),
         (
             "train.schedule=cosin",
             "train.schedule: should be 'inverse-sqrt', 'cosine', 'linear' or 'constant', got 'cosin'",

@@ -103,6 +103,8 @@ def prepare_data(where: Path, recipe: Recipe, base: Path, processes: Processes) 
         repeated = find_repeated(processor, examples.rows, dev.rows)
         lines += [f"dev: {report}", *_describe_repeated(repeated, len(dev.rows))]
     needs_steps = recipe.needs_steps(processor, len(examples))
+    if recipe.train.steps == 0 and needs_steps:
+        raise ConfigError("train.steps = 0, but this model learns by gradients: set at least 1, or leave it out")
     chosen = chosen if needs_steps else {key: value for key, value in chosen.items() if key not in OPTIMISATION}
     chosen |= choose_length(asked, recipe.train, examples.lengths, processes=processes.count, needs_steps=needs_steps)
     recipe, complete = fill_open(asked, chosen), fill_open(asked, chosen).model_copy(update={"data": complete.data})
