@@ -5,7 +5,7 @@
 DATA holds zh-text, zh-en, fewclue, ner and lm, as benchmarks/README.md describes them. Written are documents with one
 sentence or paragraph in each line, and an empty line after each document: train.txt, dev.txt (every 400th document)
 and pairs.txt (Chinese sentences that translate the same English one, two lines each). Lines with few Chinese
-characters are left out, and so are all texts of dev parts: no text on which the encoder is measured is read. The same
+characters are left out, and so are dev parts, but for the few texts that are among the unlabelled ones, too. The same
 files give the same texts.
 """
 
