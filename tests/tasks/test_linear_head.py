@@ -44,7 +44,7 @@ def test_cross_validation_finds_where_the_labels_are(informative, used):
     assert head.accuracies[used] == 1.0
     assert used in head.chosen
     test, wanted = make_texts(100, 2, informative=informative)
-    assert float((head.scores(test).argmax(1) == wanted).float().mean()) >= 0.95
+    assert float((head.weights.scores(test).argmax(1) == wanted).float().mean()) >= 0.95
     assert f"{head.chosen}: {head.accuracies[head.chosen]:.2f} right in cross-validation" in head.describe()
 
 
@@ -52,7 +52,7 @@ def test_several_labels_have_a_sigmoid_each():
     train, targets = make_texts(40, 3, informative="words")
     both = torch.stack([targets, 1 - targets, torch.ones_like(targets)], 1).float()
     head = fit_linear_head(train, both, NONE, labels=3, multi_label=True, seed=1)
-    assert float(((head.scores(train) > 0).float() == both).float().mean()) >= 0.95
+    assert float(((head.weights.scores(train) > 0).float() == both).float().mean()) >= 0.95
 
 
 def test_unlabelled_texts_are_used_where_that_helps():
@@ -90,7 +90,6 @@ unlabelled = "unlabelled.txt"
 columns = { text = "sentence", label = "kind" }
 [train]
 init_from = "encoder-zh"
-steps = 0
 heads_every = 0
 tensorboard = false
 """
@@ -149,7 +148,7 @@ def test_the_folder_gives_the_probabilities_of_its_run_without_scikit_learn(run,
     ],
 )
 def test_gradients_are_used_where_they_are_asked_for(tmp_path, changes, linear):
-    (tmp_path / "few.toml").write_text(RECIPE.replace("steps = 0\n", ""), encoding="utf-8")
+    (tmp_path / "few.toml").write_text(RECIPE, encoding="utf-8")
     recipe, _ = read_recipe(str(tmp_path / "few.toml"), changes)
     stored = ClassifierSettings(labels=["0", "1"], thresholds=[0.5, 0.5])
     processor = SimpleNamespace(pairs=False, stored=stored)
@@ -159,14 +158,16 @@ def test_gradients_are_used_where_they_are_asked_for(tmp_path, changes, linear):
 
 
 def test_a_linear_head_refuses_steps(tmp_path):
-    (tmp_path / "few.toml").write_text(RECIPE.replace("steps = 0", "steps = 5"), encoding="utf-8")
+    (tmp_path / "few.toml").write_text(RECIPE, encoding="utf-8")
     with pytest.raises(ConfigError, match="leaves the encoder as it is: leave"):
-        read_recipe(str(tmp_path / "few.toml"), ["head.kind=linear"])
+        read_recipe(str(tmp_path / "few.toml"), ["head.kind=linear", "train.steps=5"])
 
 
 def test_a_run_without_steps_that_needs_them_is_refused(run, tmp_path):
     with pytest.raises(ConfigError, match=r"steps = 0, but this model learns by gradients: set at least 1"):
-        run_training(str(run.parent / "few.toml"), out=tmp_path / "run", overrides=["head.kind=trained"])
+        run_training(
+            str(run.parent / "few.toml"), out=tmp_path / "run", overrides=["head.kind=trained", "train.steps=0"]
+        )
 
 
 def test_a_finished_run_without_steps_is_resumed_as_it_is(run, capsys):

@@ -1,4 +1,4 @@
-"""The declaration of the task answers, with its tables, its baselines, and `clearhead answers MODEL add|remove|list`.
+"""The declaration of the task answers, with its tables, its baselines, and `clearhead answers MODEL …`.
 
 These actions change the index of a model folder without training.
 """

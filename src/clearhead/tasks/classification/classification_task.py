@@ -113,11 +113,12 @@ class ClassifierObjective(Objective[ClassifierProcessor, ClassificationRecipe, C
             multi_label=self.multi_label,
             seed=self.recipe.seed,
         )
-        model.to_labels.weight.copy_(head.vectors.weight.T)
-        model.to_labels.bias.copy_(head.vectors.bias)
+        vectors, ngrams = head.weights
+        model.to_labels.weight.copy_(vectors.weight.T)
+        model.to_labels.bias.copy_(vectors.bias)
         model.divide_scores(head.temperature)
-        if head.ngrams is not None:
-            processor.ngram_head = head.ngrams._replace(weight=head.ngrams.weight / head.temperature)
+        if ngrams is not None:
+            processor.ngram_head = ngrams._replace(weight=ngrams.weight / head.temperature)
         processor.store(temperature=head.temperature)
         processor.chosen_settings = {**processor.chosen_settings, "head.kind": f"linear ({head.chosen})"}
         return f"the scores come from {head.describe()}"

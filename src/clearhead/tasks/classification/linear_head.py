@@ -68,27 +68,33 @@ class Texts(NamedTuple):
         return Texts([self.texts[row] for row in rows], self.vectors[torch.from_numpy(rows)])
 
 
-@dataclass(frozen=True)
-class LinearHead:
-    """A fitted head: weights for vectors as they are, and for n-grams (None: they are not used)."""
+class HeadWeights(NamedTuple):
+    """Weights for vectors as the encoder gives them, and for n-grams (None: they are not used)."""
 
     vectors: LinearScores
     ngrams: NgramHead | None
-    temperature: float
-    losses: dict[str, float]  # cross-validated, of every candidate
-    accuracies: dict[str, float]
-    chosen: str
 
     def scores(self, texts: Texts) -> Float[Tensor, "texts labels"]:
         scores = self.vectors.scores(texts.vectors)
         return scores if self.ngrams is None else scores + self.ngrams.scores(texts.texts)
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """A fitted head, its temperature, and how every candidate did in cross-validation."""
+
+    weights: HeadWeights
+    temperature: float
+    losses: dict[str, float]
+    accuracies: dict[str, float]
+    chosen: str
 
     def describe(self) -> str:
         """A line about what cross-validation chose.
 
         >>> scores = LinearScores(torch.zeros(2, 2), torch.zeros(2))
         >>> shares = {"vectors": 0.75, "vectors and n-grams": 0.8}
-        >>> LinearHead(scores, None, 1.0, {}, shares, "vectors and n-grams").describe()
+        >>> LinearHead(HeadWeights(scores, None), 1.0, {}, shares, "vectors and n-grams").describe()
         'vectors and n-grams: 0.80 right in cross-validation (vectors 0.75)'
         """
         others = ", ".join(f"{name} {share:.2f}" for name, share in self.accuracies.items() if name != self.chosen)
@@ -119,30 +125,25 @@ class HeadFitter:
         self.unlabelled, self.multi_label, self.labels = unlabelled, multi_label, labels
         self.mean, self.spread = mean, spread
 
-    def fit(self, train: Texts, targets: Tensor, candidate: Candidate) -> tuple[LinearScores, NgramHead | None]:
-        """Weights for vectors, and for n-grams."""
+    def fit(self, train: Texts, targets: Tensor, candidate: Candidate) -> HeadWeights:
         goals = targets.double() if self.multi_label else torch.eye(self.labels, dtype=torch.float64)[targets]
-        first = self._fit_once(train, goals, None, candidate, train.texts)
+        first = self._fit_once(train, goals, None, candidate)
         if not candidate.unlabelled:
             return first
-        scores = first[0].scores(self.unlabelled.vectors)
-        scores = scores if first[1] is None else scores + first[1].scores(self.unlabelled.texts)
-        rows, guesses = choose_surest(scores, PSEUDO_SHARE)
+        rows, guesses = choose_surest(first.scores(self.unlabelled), PSEUDO_SHARE)
         chosen = self.unlabelled.pick(rows)
         both = Texts([*train.texts, *chosen.texts], torch.cat([train.vectors, chosen.vectors]))
         weights = torch.ones(len(both.texts))
         weights[len(train.texts) :] = PSEUDO_WEIGHT * len(train.texts) / max(1, len(rows))
         guessed = torch.eye(self.labels, dtype=torch.float64)[torch.from_numpy(guesses)]
-        return self._fit_once(both, torch.cat([goals, guessed]), weights, candidate, both.texts)
+        return self._fit_once(both, torch.cat([goals, guessed]), weights, candidate)
 
-    def _fit_once(
-        self, train: Texts, goals: Tensor, weights: Tensor | None, candidate: Candidate, known: Sequence[str]
-    ) -> tuple[LinearScores, NgramHead | None]:
+    def _fit_once(self, train: Texts, goals: Tensor, weights: Tensor | None, candidate: Candidate) -> HeadWeights:
         width = train.vectors.shape[1]
         scale = candidate.vector_length / self.spread / width**0.5
         parts, features = list[Tensor | SparseRows](), None
         if candidate.ngrams:
-            features = NgramFeatures.fit(known, rarest=1 if weights is None else 2)
+            features = NgramFeatures.fit(train.texts, rarest=1 if weights is None else 2)
             parts.append(features.transform(train.texts))
         if candidate.vector_length:
             parts.append((train.vectors - self.mean) * scale)
@@ -154,7 +155,7 @@ class HeadFitter:
         if candidate.vector_length:
             weight = fitted.weight[count:] * scale[:, None]
         vectors = LinearScores(weight, fitted.bias - self.mean @ weight)
-        return vectors, None if features is None else NgramHead(features, fitted.weight[:count])
+        return HeadWeights(vectors, None if features is None else NgramHead(features, fitted.weight[:count]))
 
 
 def fit_linear_head(
@@ -175,20 +176,15 @@ def fit_linear_head(
         for fold in range(FOLDS):
             inside, outside = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
             if len(inside) and len(outside):
-                vectors, ngrams = fitter.fit(train.pick(inside), targets[torch.from_numpy(inside)], candidate)
-                part = train.pick(outside)
-                scores = vectors.scores(part.vectors)
-                held[torch.from_numpy(outside)] = (
-                    scores if ngrams is None else scores + ngrams.scores(part.texts)
-                ).double()
+                weights = fitter.fit(train.pick(inside), targets[torch.from_numpy(inside)], candidate)
+                held[torch.from_numpy(outside)] = weights.scores(train.pick(outside)).double()
         name = candidate.name
         temperatures[name] = fit_temperature(held.numpy(), wanted)
         losses[name] = measure_loss(held.numpy() / temperatures[name], wanted)
         right = ((held > 0).long() == targets).all(1) if multi_label else held.argmax(1) == targets
         accuracies[name] = float(right.double().mean())
     best = min(candidates, key=lambda candidate: losses[candidate.name])
-    vectors, ngrams = fitter.fit(train, targets, best)
-    return LinearHead(vectors, ngrams, temperatures[best.name], losses, accuracies, best.name)
+    return LinearHead(fitter.fit(train, targets, best), temperatures[best.name], losses, accuracies, best.name)
 
 
 def join_columns(parts: Sequence[Tensor | SparseRows]) -> Tensor | SparseRows:

@@ -222,9 +222,8 @@ class MaskedObjective(Objective[MaskedProcessor, PretrainingRecipe, Encoder, Any
         """The masked loss; in training with `[contrast]` that of neighbours, too."""
         if not isinstance(batch, NeighbouringTexts):
             return masked_loss(model, batch)
-        masked = MaskedTexts(*batch[:4])
         if not model.training:
-            return masked_loss(model, masked)
+            return masked_loss(model, MaskedTexts(*batch[:4]))
         # One pass over both sides: what watches a model, and DDP, want one.
         sides, count = (batch.tokens, batch.other_tokens), len(batch.tokens)
         size, pad = max(side.shape[1] for side in sides), self.processor.tokenizer.pad
@@ -233,9 +232,8 @@ class MaskedObjective(Objective[MaskedProcessor, PretrainingRecipe, Encoder, Any
         hidden = model(tokens, mask=Mask.padding(lengths, queries=True))
         vectors, numbers = mean_pool(hidden, lengths), (batch.numbers, batch.other_numbers)
         contrast = contrast_loss(vectors[:count], vectors[count:], *numbers, self.contrast.temperature)
-        return token_loss(model.vocabulary, gather_places(hidden[:count], batch.places), batch.labels, 0.0) + (
-            self.contrast.weight * contrast
-        )
+        guesses = token_loss(model.vocabulary, gather_places(hidden[:count], batch.places), batch.labels, 0.0)
+        return guesses + self.contrast.weight * contrast
 
     def refresh(self, model: Encoder, examples: Examples[MaskedTexts], epoch: int) -> None:
         """Masks other words for every epoch; before the first, sets the output bias to how frequent tokens are.
