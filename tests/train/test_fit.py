@@ -209,6 +209,7 @@ def test_a_run_starts_from_the_encoder_of_its_language_says_so_and_goes_on_with_
     lines = [f"{text}\t{label}\n" for label, text in enumerate(("我爱书", "你看我")) for _ in range(9)]
     (tmp_path / "train.tsv").write_text("".join(lines), encoding="utf-8")
     text = 'task = "classification"\n[data]\ntrain = "train.tsv"\ndev = 0.1\nlongest = 12\n[train]\nheads_every = 0\n'
+    text += '[head]\nkind = "trained"\n'
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
     options: dict[str, Any] = {"out": tmp_path / "run", "device": "cpu"}
     run_training(str(tmp_path / "mine.toml"), **options, overrides=["train.evaluate_every=9"])
